@@ -15,7 +15,7 @@ from jax import Array
 import numpy as np
 
 NO_EXPERTS = -1
-"""In the place of an expert, where the router chooses."""
+"""Stands in the place of an expert where the router chooses."""
 
 
 @struct.dataclass

@@ -137,7 +137,7 @@ def _experiments_beside(path: str) -> str:
 
 def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
     """Rejects unknown ``--config.KEY`` flags and removes ``KEY=None``, which config_flags cannot parse."""
-    known = {key.path: key for key in keys()}
+    declared = {key.path: key for key in keys()}
     rest, emptied = [], {}
     for arg in argv:
         match = re.match(r"--?config\.([^=]+)(?:=(.*))?$", arg, re.DOTALL)
@@ -145,9 +145,9 @@ def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
             rest.append(arg)
             continue
         path = re.sub(r"^(data\.sources|rl\.tasks)\.[^.]+\.", r"\1.NAME.", match[1])
-        if path not in known:
-            raise UserError(f"unknown key config.{match[1]}{nearest(path, list(known))}")
-        if match[2] == "None" and "None" in known[path].type:
+        if path not in declared:
+            raise UserError(f"unknown key config.{match[1]}{nearest(path, list(declared))}")
+        if match[2] == "None" and "None" in declared[path].type:
             emptied[match[1]] = None
         else:
             rest.append(arg)

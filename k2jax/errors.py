@@ -1,4 +1,4 @@
-"""Exceptions of all packages: mistakes that the user can mend, and failures of machines rather than of models."""
+"""Exceptions of all packages: mistakes that the user can fix, and failures of machines rather than of models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A user's mistake, worded in one line that says what is wrong and how to mend it.
+    """A user's mistake, worded in one line that says what is wrong and how to fix it.
 
     Commands print it as one line and exit with code 2. Raise it for missing files, bad config values, shapes that do
     not divide, checkpoints of another model and corrupt inputs. Anything else that escapes is a bug and keeps its
@@ -49,15 +49,15 @@ def _beginning(value: Any, room: list[int]) -> Any:
     return shown if isinstance(value, dict) else type(value)(shown.values())
 
 
-def nearest(word: str, known: Sequence[str], ending: str = "") -> str:
+def nearest(word: str, names: Sequence[str], ending: str = "") -> str:
     """The end of a message about an unknown word: ``"; did you mean 'x'?"``, or a short list of the known ones.
 
     Args:
         word: the unknown one.
-        known: those that it may be meant to be.
+        names: those that it may be meant to be.
         ending: what all of them end with in the message, and which makes no two of them alike.
     """
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0] + ending!r}?"
-    return f"; there are {', '.join(each + ending for each in sorted(known))}" if len(known) <= 12 else ""
+    return f"; there are {', '.join(each + ending for each in sorted(names))}" if len(names) <= 12 else ""

@@ -106,13 +106,13 @@ def _warn_once() -> None:
 
 def say_not_kept(reason: str) -> None:
     """Says in a line, once in a process, why compiled programs are not kept."""
-    if not _said:
-        _said.append(reason)
+    if not _reported:
+        _reported.append(reason)
         line = reason.replace("\n", " ")
         print(f"compiled programs cannot be kept, so later starts compile again: {line}", file=sys.stderr)
 
 
-_said: list[str] = []
+_reported: list[str] = []
 
 
 def _free_bytes(folder: Path) -> int:
@@ -142,12 +142,12 @@ def _processor() -> str:
     """A short name of this processor and its instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        known = {
+        features = {
             line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")
         }
     except OSError:  # not Linux
-        known = {platform.processor()}
-    return f"{platform.machine()}-{hashlib.sha256(repr(sorted(known)).encode()).hexdigest()[:12]}"
+        features = {platform.processor()}
+    return f"{platform.machine()}-{hashlib.sha256(repr(sorted(features)).encode()).hexdigest()[:12]}"
 
 
 def check_kernels(model: ModelConfig) -> None:

@@ -31,7 +31,7 @@ import numpy as np
 
 from k2jax import cli
 from k2jax.agents.difficulty import pass_rates
-from k2jax.agents.viewer.viewer import MOST_TOKENS, write_page
+from k2jax.agents.viewer.viewer import MAX_TOKENS, write_page
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
@@ -51,7 +51,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("step", None, "Iteration; the newest, or all where all are read.", flag_values=values)
     flags.DEFINE_integer("prompt", None, "Show the samples of this prompt alone.", lower_bound=0, flag_values=values)
     flags.DEFINE_string("out", None, "File to write; trajectories.html in the run's folder.", flag_values=values)
-    flags.DEFINE_integer("tokens", MOST_TOKENS, "Most tokens of a page.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("tokens", MAX_TOKENS, "Most tokens of a page.", lower_bound=1, flag_values=values)
     flags.DEFINE_bool("verify", False, "Check the stored trajectories.", flag_values=values)
     flags.DEFINE_string("format", None, "Export rows: tree, paths, turns or flat.", flag_values=values)
     flags.DEFINE_integer("length", None, "Most tokens of an exported row.", lower_bound=1, flag_values=values)
@@ -133,7 +133,7 @@ def _show(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> in
         decoder(load_tokenizer(workdir / "tokenizer")),
         title=f"{workdir.resolve().name}, iteration {step}",
         records=read_metrics(workdir, most_lists=1),
-        most_tokens=values.tokens,
+        max_tokens=values.tokens,
     )
     print(path)
     return 0

@@ -33,8 +33,8 @@ import sys
 
 if importlib.util.find_spec("k2jax") is None:
     in_checkout = os.path.exists("../setup.py")
-    wanted = "..[sandbox]" if in_checkout else "k2jax[sandbox] @ git+https://github.com/k2jax/k2jax"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", wanted], check=True)
+    package = "..[sandbox]" if in_checkout else "k2jax[sandbox] @ git+https://github.com/k2jax/k2jax"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
 STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "8"))  # iterations of reinforcement learning; fewer for a quick look
 WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/agents")).absolute()
 
@@ -222,7 +222,7 @@ def play(task, actions):
                 show([action])
                 step = await environment.step(action)
                 show(step.observation.messages)
-            print("the episode is over" if step.terminated else "it could go on")
+            print("the episode is over" if step.terminated else "it could continue")
         finally:
             await environment.close()
 
@@ -349,7 +349,7 @@ with VerifierPool(workers=1, timeout=30.0, retries=1) as pool:
 # of characters: a line that begins with `!` is a call.
 #
 # The scaffold manages the context: beyond 250 tokens it hides the results of tools before the last round (Kimi K2.5,
-# appendix E.6). The conversation then goes on in a branch. What was sampled stays in the tree once, after the context
+# appendix E.6). The conversation then continues in a branch. What was sampled stays in the tree once, after the context
 # in which it was sampled; in the branch it is repeated as context, and not trained on again.
 
 # %%

@@ -108,14 +108,14 @@ for country in COUNTRIES[:TURNS]:
 again = ask(history[:-1])
 # The first exchange is forgotten.
 shorter = ask([history[0], *history[3:], user("Which of them is the largest?")])
-# An answer is rewritten by the agent before it goes on.
+# An answer is rewritten by the agent before it continues.
 edited = [*again[:-1], {"role": "assistant", "content": "I do not know."}]
 edited = ask([*edited, user("Please try again.")])
 
 # %% [markdown]
 # ## What was recorded
 #
-# The end of the episode: the gateway hands over its trajectory. `kind` says how each request went on from what was
+# The end of the episode: the gateway hands over its trajectory. `kind` says how each request continued from what was
 # known.
 
 # %%

@@ -177,7 +177,7 @@ config.log.plots_every = 1000
 experiment = resolve(config)
 
 # %% [markdown]
-# **Train.** Like every run it can be interrupted, or killed, and goes on where it was.
+# **Train.** Like every run it can be interrupted, or killed, and continues where it was.
 
 # %%
 from k2jax.rl.loop import train as train_by_rewards

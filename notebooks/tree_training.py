@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Tree training
 #
-# Episodes of agents share tokens. An agent that tries something, reads a result and goes on in two ways has sampled two
-# paths with one beginning. Packed path by path, the beginning is computed twice, forwards and backwards. Stored as a
-# tree, it is computed once, and the gradient stays what it was (KAT-Coder-V2, section 3.3.2).
+# Episodes of agents share tokens. An agent that tries something, reads a result and continues in two ways has sampled
+# two paths with one beginning. Packed path by path, the beginning is computed twice, forwards and backwards. Stored as
+# a tree, it is computed once, and the gradient stays what it was (KAT-Coder-V2, section 3.3.2).
 #
 # This notebook lets the engine sample real trees, shows their attention mask and their rows, checks loss and gradients
 # against training on every path, and measures the time. Most of its few minutes is compilation.
@@ -71,7 +71,7 @@ params = program.init().params
 # %% [markdown]
 # ## Trees
 #
-# An agent gets a task and tries it three times. Each attempt is followed by an observation, from which it goes on in
+# An agent gets a task and tries it three times. Each attempt is followed by an observation, from which it continues in
 # two ways. That makes a tree of nine calls of the model and six paths. `generate(node, ...)` continues from any node:
 # the engine reads the whole path to it, and the new tokens become a node below.
 
@@ -90,7 +90,7 @@ QUESTION = (
     "Below is the log of a build that has failed. Say which file is at fault and how to mend it, and keep to one "
     "sentence. Log {}: cc -c main.c, cc -c list.c, ld: undefined symbol"
 )
-FOUND = "Built again with this change: fails."
+RESULT = "Built again with this change: fails."
 
 
 async def explore(rollout):
@@ -99,7 +99,7 @@ async def explore(rollout):
     question = rollout.observe(ROOT, rollout.task.instruction)
     for _ in range(3):
         attempt = await rollout.generate(question, sampling)
-        result = rollout.observe(attempt, [{"role": "user", "content": FOUND}])
+        result = rollout.observe(attempt, [{"role": "user", "content": RESULT}])
         for _ in range(2):
             await rollout.generate(result, sampling)
     rollout.trajectory.status = "finished"

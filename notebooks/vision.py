@@ -197,14 +197,14 @@ def ask(pictures, questions):
 
 def boxes_of(answers):
     """Boxes, None where an answer is none."""
-    found = []
+    boxes = []
     for answer in answers:
         try:
             box = json.loads(answer)
         except json.JSONDecodeError:
             box = None
-        found.append(box if isinstance(box, list) and len(box) == 4 else None)
-    return found
+        boxes.append(box if isinstance(box, list) and len(box) == 4 else None)
+    return boxes
 
 
 answers = boxes_of(ask(unseen, unseen))

@@ -28,9 +28,9 @@ def vary_together(*arrays: Array, axes: tuple[str, ...] = ()) -> tuple[Array, ..
         The arrays with their new types, in the same order.
     """
     varying = [jax.typeof(array).manual_axis_type.varying for array in arrays]
-    wanted = frozenset(axes).union(*varying)
+    target = frozenset(axes).union(*varying)
     return tuple(
-        lax.pcast(array, tuple(wanted - own), to="varying") if wanted - own else array
+        lax.pcast(array, tuple(target - own), to="varying") if target - own else array
         for array, own in zip(arrays, varying, strict=True)
     )
 
@@ -46,10 +46,10 @@ def vary_tree(tree: Any, *, axes: tuple[str, ...] = (), like: Any = ()) -> Any:
     Returns:
         The tree with the new types.
     """
-    wanted = frozenset(axes).union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(like)))
+    target = frozenset(axes).union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(like)))
 
     def mark(leaf: Array) -> Array:
-        missing = wanted - jax.typeof(leaf).manual_axis_type.varying
+        missing = target - jax.typeof(leaf).manual_axis_type.varying
         return lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
 
     return jax.tree.map(mark, tree)

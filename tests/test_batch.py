@@ -1,6 +1,6 @@
 """PackedBatch: the fields of packed rows."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from k2jax.batch import pack_row, stack_rows
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 6), max_size=5), st.integers(0, 4))
 def test_packed_rows_keep_documents_apart(lengths, room):
     documents = [np.arange(1, n + 1) for n in lengths]

@@ -1,6 +1,7 @@
 """The README and the documentation name only what exists: files, sections, modules, flags, keys, imports."""
 
 import ast
+import functools
 import importlib
 from pathlib import Path
 import pkgutil
@@ -9,6 +10,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+from unittest import mock
 
 import pytest
 
@@ -21,7 +23,8 @@ from k2jax.model.remat import activation_table
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"python -m ((?:k2jax|pallas_kernels)[\w.]*)")
-KEY = re.compile(r"(?:model|optimizer|router|data|train|parallel|checkpoint|log|eval)\.[a-z_0-9.]+")
+KEY = re.compile(rf"(?:{'|'.join({key.path.partition('.')[0] for key in keys()})})(?:\.[A-Za-z_0-9]+)+")
+NO_KEY = re.compile(r".*\.(?:py|ipynb|jsonl|json|md|update)")
 ARGUMENTS = {  # positional arguments that are names of the code
     "k2jax.bench": lambda name: (ROOT / "k2jax/bench" / f"{name}.py").is_file(),
     "k2jax.reproduce": lambda name: (ROOT / "experiments/reproduce" / f"{name}.py").is_file(),
@@ -73,21 +76,20 @@ def commands():
 COMMANDS = commands()
 
 
-def parser_of(module, monkeypatch):
+@functools.cache
+def parser_of(module):
     """What a command gives to ``cli.run``: its flags and the names of its positional arguments; None without flags."""
     calls = []
-    monkeypatch.setattr(cli, "run", lambda main, define, doc, positional=(), optional=0: calls.append(
-        (define, doc, positional, optional)))  # fmt: skip
-    monkeypatch.setattr(sys, "argv", [module])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    runpy.run_module(module, run_name="__main__", alter_sys=False)
+    run = lambda main, define, doc, positional=(), optional=0: calls.append((define, doc, positional, optional))  # noqa: E731
+    with mock.patch.object(cli, "run", run), mock.patch.object(sys, "argv", [module]):
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
     return calls[0] if calls else None
 
 
 def check(words, monkeypatch):
     """Raises where a command names a module, flag, key, file or argument that does not exist; runs nothing."""
     module, *arguments = words
-    parser = parser_of(module, monkeypatch)
+    parser = parser_of(module)
     if parser is None:
         assert set(arguments) <= WORDS.get(module, set())
         return
@@ -184,8 +186,8 @@ def test_named_keys_exist(page):
     known |= {path.rsplit(".", depth)[0] for path in known for depth in range(1, path.count(".") + 1)}
     for _, code in code_of(page.read_text()):
         name = re.sub(r"^config\.", "", code.partition("=")[0])
-        name = re.sub(r"^data\.sources\.(?!NAME)\w+", "data.sources.NAME", name)
-        if KEY.fullmatch(name):
+        name = re.sub(r"^(data\.sources|rl\.tasks)\.(?!NAME)\w+", r"\1.NAME", name)
+        if KEY.fullmatch(name) and not NO_KEY.fullmatch(name):
             assert name in known, f"no key {name}"
 
 

@@ -13,7 +13,7 @@ JSON = strategies.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(JSON, strategies.integers(10, 80))
 @example({"b": None, "aa": None, "": None, "ba": False}, 10)
 def test_an_abbreviated_value_is_the_beginning_of_the_whole(value, length):

@@ -16,7 +16,7 @@ from tests.command import run_command
 from tests.convert.folders import network
 from tests.train.tiny import tiny, write_corpus
 
-MOMENTS = [2, pytest.param(10, marks=pytest.mark.slow)]
+MOMENTS = [1, pytest.param(10, marks=pytest.mark.slow)]
 """Numbers of moments at which the disk is full."""
 
 

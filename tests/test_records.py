@@ -1,11 +1,11 @@
 """Records of many fields are built by name: who reads a call sees what each value is, and fields may come and go."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.test_style import TREES
+
 MANY = 6
 """Fields up to which a record may be built by position."""
 LEADING = 4
@@ -63,11 +63,9 @@ def nameless_calls(tree, records):
 
 
 def test_records_of_many_fields_cannot_be_built_by_position():
-    paths = [path for folder in ("k2jax", "pallas_kernels") for path in (ROOT / folder).rglob("*.py")]
-    trees = {path: ast.parse(path.read_text()) for path in paths}
-    records, wrong = large_records(trees.values())
+    records, wrong = large_records(TREES.values())
     assert len(records) >= 5 and not wrong, wrong
-    assert not [(path.name, call) for path, tree in trees.items() for call in nameless_calls(tree, records)]
+    assert not [(file, call) for file, tree in TREES.items() for call in nameless_calls(tree, records)]
 
 
 FIELDS = "".join(f"    field{number}: Array\n" for number in range(7))

@@ -49,35 +49,23 @@ print(config.jax_compilation_cache_dir, config.jax_persistent_cache_min_compile_
 """
 
 
-def settings(tmp_path, *words, program=SETTINGS, **environment):
-    """The cache folder, the shortest compilation that is kept, and the platforms of a new process."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_"))}
+def new_process(tmp_path, *words, program=SETTINGS, **environment):
+    """A new process, which prints its cache folder, the shortest compilation that is kept, and its platforms."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_", "TF_CPP_"))}
     env = ours | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path)} | environment
-    done = subprocess.run([sys.executable, "-c", program, *words], env=env, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return subprocess.run([sys.executable, "-c", program, *words], env=env, capture_output=True, text=True, check=True)
 
 
-def check_settings(tmp_path, *words, **options):
-    folder, seconds, platforms = settings(tmp_path, *words, **options)
+def check_settings(tmp_path, printed):
+    folder, seconds, platforms = printed.split()
     assert folder == f"{tmp_path}/compiled/{runtime._processor()}" and float(seconds) == 0
     assert platforms in ("cpu", "cuda,cpu", "tpu,cpu")
-
-
-def test_settings_hold_after_jax_is_imported(tmp_path):
-    check_settings(tmp_path, "after")
-
-
-def test_what_is_imported_from_python_prepares_as_commands_do(tmp_path):
-    """As README's example does: the engine first, without a word about settings."""
-    program = SETTINGS.replace("from k2jax import runtime\nruntime.prepare()", "from k2jax.inference import Engine")
-    assert program != SETTINGS
-    check_settings(tmp_path, program=program)
 
 
 def test_what_the_user_sets_is_kept(tmp_path):
     own = {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/compiled", "JAX_PLATFORMS": "cpu"}
     own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "7"
-    assert settings(tmp_path, "after", **own) == ["gs://bucket/compiled", "7.0", "cpu"]
+    assert new_process(tmp_path, "after", **own).stdout.split() == ["gs://bucket/compiled", "7.0", "cpu"]
 
 
 def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch, capsys):
@@ -89,41 +77,38 @@ def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch, ca
     assert "no compiled programs are kept" in capsys.readouterr().err
 
 
-LOADS = """
-import sys
+LOADS = (
+    SETTINGS.replace("from k2jax import runtime\nruntime.prepare()", "from k2jax.inference import Engine")
+    + """
 import k2jax
 model, params = k2jax.from_pretrained(sys.argv[1])
 print(k2jax.load_tokenizer(sys.argv[1]).vocab_size, params["embed"].shape[0])
 """
+)
 
 
-def test_a_run_is_loaded_without_a_word_of_the_libraries_below(tmp_path):
-    """Orbax warns of shardings, and libtpu, where it is installed, of a TPU that is not there."""
+def test_what_is_imported_from_python_prepares_as_commands_do_and_loads_without_a_word_of_libraries(tmp_path):
+    """As README's example does. Orbax warns of shardings, and libtpu, where it is installed, of a TPU that is none."""
     import_folder(write(tmp_path / "hf"), tmp_path / "run")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_", "TF_CPP_"))}
-    env = ours | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", LOADS, str(tmp_path / "run")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("258 258\n", "")
+    done = new_process(tmp_path, str(tmp_path / "run"), program=LOADS)
+    settings, sizes = done.stdout.splitlines()
+    check_settings(tmp_path, settings)
+    assert (sizes, done.stderr) == ("258 258", "")
 
 
-WITHOUT_ROOM = """
-import resource, sys
-from k2jax import runtime
-runtime.prepare()
-import jax, jax.numpy as jnp
-if "full" in sys.argv:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+WITHOUT_ROOM = f"""
+{SETTINGS}
+import resource
+import jax.numpy as jnp
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 print([float(jax.jit(lambda x, i=i: x + i)(jnp.float32(1))) for i in range(3)])
 """
 
 
-def test_programs_that_cannot_be_written_are_one_line(tmp_path):
+def test_settings_hold_after_jax_is_imported_and_programs_that_cannot_be_written_are_one_line(tmp_path):
     """The disk may fill while a server runs, after the room was looked at."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "K2JAX_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ROOM, "full"], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[1.0, 2.0, 3.0]\n"
+    done = new_process(tmp_path, "after", program=WITHOUT_ROOM)
+    settings, numbers = done.stdout.splitlines()
+    check_settings(tmp_path, settings)
+    assert numbers == "[1.0, 2.0, 3.0]"
     assert done.stderr.startswith("compiled programs cannot be kept") and done.stderr.count("\n") == 1

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+import itertools
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,27 @@ def test_a_newcomer_s_walk_is_short(folder, pattern, most):
 def test_the_loop_of_reinforcement_learning_fits_on_a_screen():
     [train] = [node for node in TREES["k2jax/rl/loop.py"].body if isinstance(node, FUNCTIONS)]
     assert train.end_lineno - train.body[1].lineno < 40
+
+
+def body_of(node: ast.AST) -> list[ast.stmt]:
+    """Statements of a module, class or function; those of other blocks have no docstrings."""
+    return node.body if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS) else []
+
+
+def stray_docstrings(tree: ast.AST) -> list[int]:
+    """Lines of texts that stand behind no assignment and at no beginning, so that they document nothing."""
+    return [
+        text.lineno
+        for node in ast.walk(tree)
+        for before, text in itertools.pairwise(body_of(node))
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        if not isinstance(before, ast.Assign | ast.AnnAssign)
+    ]
+
+
+def test_every_docstring_belongs_to_what_stands_before_it():
+    assert not {file: lines for file, tree in TREES.items() if (lines := stray_docstrings(tree))}
+    assert stray_docstrings(ast.parse('A = 1\n"""Of A."""\n"""Of nothing."""')) == [3]
 
 
 def lines_of(files) -> int:

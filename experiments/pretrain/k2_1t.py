@@ -35,7 +35,7 @@ def get_config():
     schedule.decay_shape = "cosine"
     schedule.decay_steps = round(5.5e12 / TOKENS_PER_STEP)
     schedule.anneal_steps = round(400e9 / TOKENS_PER_STEP)
-    schedule.anneal_to = 0.0435  # 8.7e-6: the way from 2e-5 to 7e-6 goes on over 60B tokens at 32k
+    schedule.anneal_to = 0.0435  # 8.7e-6: the way from 2e-5 to 7e-6 continues over 60B tokens at 32k
     config.parallel.stage = 16
     config.parallel.virtual_stages = 4
     config.parallel.expert = 16

@@ -1,4 +1,4 @@
-r"""Kimi K2.5's long context: joint training of text and images goes on with rows of 32k tokens for 500B tokens.
+r"""Kimi K2.5's long context: joint training of text and images continues with rows of 32k tokens for 500B tokens.
 
 Reproduces: joint long-context mid-training (Kimi K2.5, section 4.3, table 3), its part at 32,768 tokens, extended by
 YaRN; the part at 262,144 (200B tokens) asks for a longer row and more devices along ``context``. Layout as in

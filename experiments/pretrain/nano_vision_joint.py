@@ -1,7 +1,7 @@
 r"""Joint training of a small Kimi K2 with a tower: text and images at a constant ratio, all parts learn.
 
 Reproduces: the structure of Kimi K2.5's joint pretraining (section 4.3, table 3), not its scale: a decoder that has
-learned text goes on with a tenth of its tokens from images (early fusion). Pictures are drawn with exact labels.
+learned text continues with a tenth of its tokens from images (early fusion). Pictures are drawn with exact labels.
 Expected: not run as a chain of stages; the shares of tokens are counted in a test. The first command makes the text
 model, the second is the short stage in which the projector learns alone, behind the tower of nano_vision_tower.py.
 

@@ -1,4 +1,4 @@
-"""The last stage of a small Kimi K2.5: joint training goes on with rows eight times as long, by YaRN.
+"""The last stage of a small Kimi K2.5: joint training continues with rows eight times as long, by YaRN.
 
 Reproduces: the structure of joint long-context training (Kimi K2.5, section 4.3, table 3: 32k, then 262k tokens), not
 its scale: 2,048 tokens after 256, with as many tokens a step and the same ratio of images.

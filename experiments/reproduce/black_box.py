@@ -22,12 +22,11 @@ import numpy as np
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.config import resolve, source, task
-from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce import RunResult, Study, Summary, curve, spread
-from k2jax.reproduce.figures import seed_bars, seed_curves
+from k2jax.reproduce import RunResult, Study, Summary
+from k2jax.reproduce.figures import success_figure
 from k2jax.reproduce.micro import write_data
-from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.file_answers.teacher import file_demonstrations
 
@@ -38,6 +37,7 @@ CARELESS = 0.7  # share of the teacher's careless solutions
 DEMONSTRATIONS, SFT_STEPS, ITERATIONS = 12_000, 320, 20
 HELD_OUT = 128  # problems: each costs the start of an agent, for its greedy episode and for a sampled one
 SAMPLED = "eval/avg@1"
+WAYS = {"eval/greedy": "greedy", SAMPLED: "sampled"}
 LABELS = {"sft": "SFT, the start", "rl": "RL through the agent", "more_sft": "as much more SFT"}
 RL = base.RL | {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS, "eval.every": 1000}
 MORE = {"optimizer.learning_rate": 1e-3, "train.steps": base.get_config().rl.updates * ITERATIONS}
@@ -77,7 +77,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, and what goes on from it."""
+    """The start of each seed, and what continues from it."""
     return for_seeds(base.SEEDS, _chain)
 
 
@@ -111,36 +111,17 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         for run, label in LABELS.items()
     ]  # fmt: skip
     header = ("run", "greedy", "points over SFT", "sampled", "points over SFT", "calls of the model", "tokens")
-    kinds = [
-        (label, *(measured.spread(run, f"{key}/{kind}") for kind in KINDS for key in ("eval/greedy", SAMPLED)))
-        for run, label in LABELS.items()
-    ]
-    of_kinds = ("run", *(f"{label}, {way}" for label in KINDS.values() for way in ("greedy", "sampled")))
-    seconds = [
-        sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in ("sft", "rl")) for seed in measured.seeds
-    ]
     text = (
         f"Reinforcement learning through mini-swe-agent adds {gain('rl', 'eval/greedy')} points of greedy success and "
         f"{gain('rl', SAMPLED)} of sampled success to a start that solves {measured.spread('sft', 'eval/greedy')} "
         f"greedily and {measured.spread('sft', SAMPLED)} sampled.\n\n{markdown_table(header, rows)}\n"
-        f"By kind of task:\n\n{markdown_table(of_kinds, kinds)}\n"
+        f"By kind of task:\n\n{measured.kinds_table(LABELS, KINDS, WAYS)}\n"
         f"{HELD_OUT} held-out tasks, one greedy and one sampled episode each; mean (lowest to highest) over "
         f"{len(measured.seeds)} seeds. Calls are of sampled episodes, tokens of greedy ones. Fine-tuning and "
-        f"reinforcement learning took {spread([each / 60 for each in seconds], 1)} minutes of training time a seed.\n"
+        f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a seed.\n"
     )
-    return Summary(text, _figure(results, measured))
-
-
-def _figure(results: dict[str, RunResult], measured: SeedRecords):
-    figure, axes = new_figure(1, 2, height=4.0)
-    seed_curves(axes[0, 0], results, "rl", "accuracy", label="right", color=PALETTE[0])
-    style_axes(axes[0, 0], title="Episodes of training that are right", x="iteration", y="share")
-    axes[0, 0].set_ylim(0, 1.02)
-    legend(axes[0, 0])
-    seed_bars(axes[0, 1], measured, LABELS, {"eval/greedy": "greedy", SAMPLED: "sampled"})
-    style_axes(axes[0, 1], title="Held-out success", x="share of tasks, mean and range of seeds")
-    axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
-    return figure
+    title = "Episodes of training that are right"
+    return Summary(text, success_figure(results, measured, LABELS, WAYS, what="tasks", title=title))
 
 
 STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)

@@ -86,8 +86,8 @@ def judge_dialogues(tasks, seed: int = 0):
         pair = (right, _with_mistake(right, rng))
         for order, verdict in ((pair, "first"), (pair[::-1], "second")):
             question = judge.ask(Comparison(question_of(each), *order), ())
-            said = judge.write(verdict, working_of(right, *order))
-            yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": said}]}
+            reply = judge.write(verdict, working_of(right, *order))
+            yield {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]}
 
 
 def working_of(right: str, first: str, second: str) -> str:
@@ -112,7 +112,7 @@ def _with_mistake(right: str, rng: random.Random) -> str:
 
 
 def runs():
-    """For each seed the start and the two ways to go on."""
+    """The start of each seed and the two ways to continue."""
     return for_seeds(SEEDS, _of_seed)
 
 

@@ -14,7 +14,6 @@ Expected: 64 to 69 points of held-out success over a start of 33 %, in three see
 from pathlib import Path
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.reproduce import Study
 from k2jax.reproduce.micro import write_data
 from k2jax.reproduce.turns import Turns
 from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
@@ -32,12 +31,6 @@ study = Turns(
     calls=1,
     does="test",
 )
-get_config, runs, summarize = study.config, study.runs, study.summarize
-
-
-def held_out_configs():
-    """The configuration of the evaluation, whose tasks are loaded before the first run."""
-    return [study.held_out_config()]
 
 
 def prepare(workdir: Path):
@@ -46,9 +39,5 @@ def prepare(workdir: Path):
     write_data(workdir, {"imperfect.jsonl": expression_demonstrations(tasks, DIRECT)})
 
 
-def evaluate(config, workdir):
-    """Success on held-out tasks, greedily and sampled, by kind too, and what the sampled episodes do."""
-    return study.evaluate(workdir)
-
-
-STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)
+STUDY = study.study(prepare)
+get_config, runs, summarize = STUDY.get_config, STUDY.runs, STUDY.summarize

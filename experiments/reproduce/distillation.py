@@ -2,9 +2,9 @@
 
 Reproduces: specialize, then unify (KAT-Coder-V2, sections 3.1 and 3.4), at the scale of a laptop. The classes of tasks
 are running sums of five digits and sorting of six letters. A start is fine-tuned on a teacher who gives every other
-answer of both classes without working; each specialist goes on from it with worked answers of its own class alone. The
-student goes on from the same start with its own answers to both classes, of which the specialist of the class judges
-every token; once without and once with the rewards of the verifier. Beside it stand the mean of the specialists'
+answer of both classes without working; each specialist continues from it with worked answers of its own class alone.
+The student continues from the same start with its own answers to both classes, of which the specialist of the class
+judges every token; once without and once with the rewards of the verifier. Beside it stand the mean of the specialists'
 weights, and SFT of the start on the right answers that the specialists sample in their classes. The evaluation table is
 written down before the first run, and the summary says whether what was measured agrees with it.
 Expected: on each of three seeds the student keeps at least 95 % of each specialist's accuracy, and the mean of the
@@ -89,7 +89,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start and the specialists, then the ways to unify them."""
+    """The start and the specialists of each seed, then the ways to unify them."""
     return for_seeds(base.SEEDS, _chain)
 
 
@@ -160,17 +160,17 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     seeds = seeds_of(results)
     evaluations = lambda seed: [each.evaluation for run, each in results.items() if run.startswith(f"seed{seed}_")]  # noqa: E731
     models = [{label: one for each in evaluations(seed) for label, one in each.items()} for seed in seeds]
-    found = {label: [model[label] for model in models] for label in LABELS}
+    accuracies = {label: [model[label] for model in models] for label in LABELS}
     share = lambda one, best, name: one[name] / max(best[name], 1e-9)  # noqa: E731
     kept = {
-        label: {name: [share(*pair, name) for pair in zip(of, found[name], strict=True)] for name in KINDS}
-        for label, of in found.items()
+        label: {name: [share(*pair, name) for pair in zip(of, accuracies[name], strict=True)] for name in KINDS}
+        for label, of in accuracies.items()
     }
-    cell = lambda label, name: (spread([one[name] for one in found[label]]), spread(kept[label][name]))  # noqa: E731
+    cell = lambda label, name: (spread([one[name] for one in accuracies[label]]), spread(kept[label][name]))  # noqa: E731
     rows = [(LABELS[label], *cell(label, "letters"), *cell(label, "numbers")) for label in LABELS]
     header = ("model", "letters", "share of the letters specialist", "numbers", "share of the numbers specialist")
     least = {label: min(min(shares) for shares in kept[label].values()) for label in LABELS}
-    pairs = [(name, pair) for name in KINDS for pair in zip(found["letters"], found["numbers"], strict=True)]
+    pairs = [(name, pair) for name in KINDS for pair in zip(accuracies["letters"], accuracies["numbers"], strict=True)]
     ahead = all(one[name] != two[name] and (one[name] > two[name]) == (name == "letters") for name, (one, two) in pairs)
     agrees, verdict = ("is" if ahead else "is not"), ("keeps" if least["distilled"] >= TARGET else "does not keep")
     text = (
@@ -181,7 +181,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"evaluation table has it.\n\n{markdown_table(header, rows)}\nGreedy accuracy on {PROBLEMS} held-out problems; "
         f"mean (lowest to highest) over {len(seeds)} seeds.\n"
     )
-    return Summary(text, _figure(results, SeedRecords(seeds, found)))
+    return Summary(text, _figure(results, SeedRecords(seeds, accuracies)))
 
 
 def _figure(results: dict[str, RunResult], measured: SeedRecords):

@@ -61,7 +61,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the three ways."""
+    """The three ways of each seed."""
     path = {"data.sources.captions.path": "{workdir}/captions.jsonl"}
     fusions = {
         name: path | {"data.images.share": shares, "data.images.share_from": starts}
@@ -78,9 +78,9 @@ def evaluate(config, workdir):
     return shares_named([scene.description for scene in scenes], answers)
 
 
-def shares_named(wanted: list[str], answers: list[str]) -> dict[str, float]:
+def shares_named(expected: list[str], answers: list[str]) -> dict[str, float]:
     """The share of pictures whose name is the answer, and of those whose colour it begins with."""
-    pairs = list(zip(wanted, answers, strict=True))
+    pairs = list(zip(expected, answers, strict=True))
     colours = [name.split()[0] == answer.partition(" ")[0] for name, answer in pairs]
     return {"named": float(np.mean([name == answer for name, answer in pairs])), "colour": float(np.mean(colours))}
 

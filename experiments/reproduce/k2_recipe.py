@@ -67,7 +67,7 @@ def _easier_config():
 
 
 def runs():
-    """For each seed the chain to the run without the parts, then a run with each of them."""
+    """The chain of each seed to the run without the parts, then a run with each of them."""
     return for_seeds(base.SEEDS, _of_seed)
 
 

@@ -14,7 +14,6 @@ gradient, which the claim is about, does not fall beyond the spread of seeds; no
     python -m k2jax.reproduce mcla --workdir=runs/mcla
 """
 
-import contextlib
 from itertools import product
 from pathlib import Path
 
@@ -78,7 +77,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, then every number of passes in every way."""
+    """The start of each seed, then every number of passes in every way."""
     return for_seeds(SEEDS, _of_seed)
 
 
@@ -95,38 +94,9 @@ def _name(way: str, passes: int) -> str:
     return f"{way}_m{passes}"
 
 
-@contextlib.contextmanager
-def around(config):
-    """Noise in the router of everything that a run of reinforcement learning compiles, of its own where it scores."""
-    import jax
-
-    from k2jax.model import feed_forward
-    from k2jax.rl.scoring_pass import ScoringPass
-
-    exact, score_rows, scoring = feed_forward.route, ScoringPass.score_rows, [False]
-
-    def noisy(weight, bias, x, real, *more):
-        rng = np.random.default_rng(int(scoring[0]))
-        noise_BSE = rng.normal(size=(*real.shape, len(bias)), scale=NOISE).astype(np.float32)
-        return exact(weight, bias + noise_BSE, x, real, *more)
-
-    def score_noisily(*inputs):
-        scoring[0] = True  # it is compiled at its first call
-        try:
-            return score_rows(*inputs)
-        finally:
-            scoring[0] = False
-
-    if config.stage != "rl":
-        yield
-        return
-    jax.clear_caches()  # what an earlier run compiled without the noise, or with it
-    feed_forward.route, ScoringPass.score_rows = noisy, score_noisily
-    try:
-        yield
-    finally:
-        feed_forward.route, ScoringPass.score_rows = exact, score_rows
-        jax.clear_caches()
+def selection_noise(shape: tuple[int, ...], scoring: bool) -> np.ndarray:
+    """What each place of a batch adds to the scores by which experts are chosen; a scoring pass has its own."""
+    return np.random.default_rng(int(scoring)).normal(size=shape, scale=NOISE).astype(np.float32)
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
@@ -154,15 +124,15 @@ def _statistics(result: RunResult) -> dict[str, float]:
     if not norms:
         return {}
     windows = np.array_split(norms, max(1, len(norms) // WINDOW))
-    found = {
+    statistics = {
         "spread": relative_spread(norms, WINDOW),
         "highest": max(float(max(window) / np.median(window)) for window in windows),
     }
     means = {"clipped": "policy/clipped", "zeroed": "tokens/zeroed", "mismatch": "tokens/mismatch"}
     for name, metric in (means | {"mcla_std": "mcla_std"}).items():
         if values := curve(result, metric)[1]:
-            found[name] = float(np.mean(values))
-    return found | {"accuracy": float(np.mean(curve(result, "accuracy")[1][-WINDOW:]))}
+            statistics[name] = float(np.mean(values))
+    return statistics | {"accuracy": float(np.mean(curve(result, "accuracy")[1][-WINDOW:]))}
 
 
 def _falls(measured: SeedRecords, way: str) -> int:
@@ -196,4 +166,4 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords):
     return figure
 
 
-STUDY = Study(get_config, runs, summarize, prepare=prepare, around=around)
+STUDY = Study(get_config, runs, summarize, prepare=prepare, selection_noise=selection_noise)

@@ -81,7 +81,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the chain, then what is compared with its end."""
+    """The chain of each seed, then what is compared with its end."""
     return for_seeds(SEEDS, chain)
 
 

@@ -1,13 +1,13 @@
-"""Long responses of an iteration go on in the next one, so that short ones need not wait for them.
+"""Long responses of an iteration continue in the next one, so that short ones need not wait for them.
 
 Reproduces: partial rollouts (Kimi K2, section 3.3.4, after K1.5) and what they do to the use of the engine, at the
 scale of a laptop. A teacher answers sums of three digits at once, or works them out and then checks the working by
 subtracting, again and again with a constant probability: responses have 4 to 210 tokens, and most are short. Without a
 cap an iteration ends with its longest response, while most slots are empty. With ``rl.rollout.token_cap`` a response
-grows by at most so many tokens, and a group trains once all its members are done; more prompts are in flight than are
-trained on in an iteration. The engine is counted, not timed: decode steps, and the share of its slots that gave a
-token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled, and ids that are
-computed again when a response goes on.
+grows by at most this number of tokens, and a group trains once all its members are done; more prompts are in flight
+than are trained on in an iteration. The engine is counted, not timed: decode steps, and the share of its slots that
+gave a token, do not depend on the machine. What it costs is counted too: tokens that older weights sampled, and ids
+that are computed again when a response continues.
 Expected: with a cap of 32 tokens more used slots and fewer decode steps for a group than without one at as many groups,
 with a cap of 48 hardly any difference; accuracy within the spread of the seeds. docs/reproductions.md has the figures.
 
@@ -33,7 +33,7 @@ from k2jax.tasks.characters.teacher import CHECK_MARK, checked_solution, solutio
 
 SEEDS = (0, 1, 2)
 KIND, DEMONSTRATIONS, PROMPTS, HELD_OUT, SAMPLES = "add3", 24_000, 4000, 200, 2
-DIRECT, AGAIN, MOST_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
+DIRECT, AGAIN, MAX_CHECKS = 0.4, 0.4, 7  # share that is answered at once, probability of one more check, most checks
 SFT_STEPS, ITERATIONS = 320, 12
 RUNS = {"cap0": (0, 12), "wide": (0, 20), "cap96": (96, 16), "cap48": (48, 28), "cap32": (32, 37)}
 """The cap of each run [tokens], 0 for none, and its prompts in flight: more than are trained on in an iteration, with a
@@ -87,7 +87,7 @@ def _demonstrated(problem, rng: random.Random) -> str:
     if rng.random() < DIRECT:
         return solution(problem, "direct")
     checks = 0
-    while checks < MOST_CHECKS and rng.random() < AGAIN:
+    while checks < MAX_CHECKS and rng.random() < AGAIN:
         checks += 1
     text, mark, answer = checked_solution(problem, 2).rpartition(ANSWER_MARK)
     working, *both = text.split(CHECK_MARK)

@@ -89,13 +89,13 @@ def summarize(results: dict[str, RunResult]) -> Summary:
 
 def _verdict(name: str, by_experts: dict[int, list[float]]) -> str:
     """One sentence on the difference between the most and the fewest experts, compared with the range over seeds."""
-    fewest, most = min(by_experts), max(by_experts)
-    change = float(np.mean(by_experts[most]) - np.mean(by_experts[fewest]))
+    lowest, highest = min(by_experts), max(by_experts)
+    change = float(np.mean(by_experts[highest]) - np.mean(by_experts[lowest]))
     noise = max(max(values) - min(values) for values in by_experts.values())
     direction = "lower" if change < 0 else "higher"
     comparison = "more" if abs(change) > noise else "not more"
     return (
-        f"At {name}, {most} experts end {abs(change):.3f} {direction} than {fewest}, {comparison} than the widest "
+        f"At {name}, {highest} experts end {abs(change):.3f} {direction} than {lowest}, {comparison} than the widest "
         f"range over seeds ({noise:.3f})."
     )
 

@@ -37,7 +37,7 @@ HELD_OUT, SAMPLES = 2000, 2
 SFT_STEPS, ITERATIONS, PERIOD = 480, 60, 5
 EDGES = (0, 34, 57, 97)  # solutions without a check take 22 to 30 tokens, with one 40 to 55, with two 58 to 80
 BIN, FEW = 4, 20  # tokens of a bar, and the samples below which its share is not drawn
-LEAST_CUT, MOST_LOSS = 0.25, 0.01
+MIN_CUT, MAX_LOSS = 0.25, 0.01
 LABELS = {"sft": "SFT, the start", "rl": "RL without Toggle", "toggle": "RL with Toggle"}
 COLORS = {"sft": PALETTE[5], "rl": PALETTE[0], "toggle": PALETTE[1]}
 MEASURES = {"sampled": ("eval/avg@2", "tokens"), "greedy": ("eval/greedy", "eval/length")}  # accuracy, tokens
@@ -79,7 +79,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, and both runs from it."""
+    """The start of each seed, and both runs from it."""
     return for_seeds(SEEDS, _of_seed)
 
 
@@ -111,22 +111,22 @@ def evaluate(config, workdir):
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Whether the start is flat; then tokens and accuracy of both runs, seed by seed."""
     measured = SeedRecords.of(results, LABELS)
-    seeds, found = measured.seeds, measured.runs
+    seeds, records = measured.seeds, measured.runs
     rows, holds = [], 0
-    for seed, without, with_it in zip(seeds, found["rl"], found["toggle"], strict=True):
+    for seed, without, with_it in zip(seeds, records["rl"], records["toggle"], strict=True):
         compared = {name: _compared(without, with_it, *keys) for name, keys in MEASURES.items()}
         holds += all(is_met for *_, is_met in compared.values())
         rows += [(seed, name, *cells, "yes" if is_met else "no") for name, (*cells, is_met) in compared.items()]
-    problems = min(each["problems"] for each in found["toggle"])
+    problems = min(each["problems"] for each in records["toggle"])
     text = (
-        f"Toggle cuts the tokens of sampled responses by {_cuts(found, 'tokens')} and of greedy ones by "
-        f"{_cuts(found, 'eval/length')}. Both cuts are at least {percent(LEAST_CUT, 2)} at an accuracy that is not "
-        f"lower by more than {100 * MOST_LOSS:.0f} point and 2 standard errors on {holds} of {len(seeds)} seeds.\n\n"
+        f"Toggle cuts the tokens of sampled responses by {_cuts(records, 'tokens')} and of greedy ones by "
+        f"{_cuts(records, 'eval/length')}. Both cuts are at least {percent(MIN_CUT, 2)} at an accuracy that is not "
+        f"lower by more than {100 * MAX_LOSS:.0f} point and 2 standard errors on {holds} of {len(seeds)} seeds.\n\n"
         f"{markdown_table(HEADER, rows)}\n{problems:,} held-out problems. The start was right with "
         f"{measured.spread('sft', 'eval/avg@2')} of its samples, of {measured.spread('sft', 'tokens', 1)} tokens. How "
-        f"often, by their length:\n\n{markdown_table(FLAT_HEADER, _flatness(found['sft'], seeds))}\n"
+        f"often, by their length:\n\n{markdown_table(FLAT_HEADER, _flatness(records['sft'], seeds))}\n"
     )
-    return Summary(text, _figure(results, found, seeds))
+    return Summary(text, _figure(results, records, seeds))
 
 
 def _compared(without: dict, with_it: dict, accuracy: str, tokens: str) -> tuple:
@@ -134,14 +134,14 @@ def _compared(without: dict, with_it: dict, accuracy: str, tokens: str) -> tuple
     cut = 1 - with_it[tokens] / without[tokens]
     intervals = [each[f"{accuracy}/high"] - each[f"{accuracy}/low"] for each in (without, with_it)]
     error = math.hypot(*(interval / 2 / 1.96 for interval in intervals))
-    lowest = without[accuracy] - MOST_LOSS - 2 * error
-    met = cut >= LEAST_CUT and with_it[accuracy] >= lowest
+    lowest = without[accuracy] - MAX_LOSS - 2 * error
+    met = cut >= MIN_CUT and with_it[accuracy] >= lowest
     numbers = (without[accuracy], with_it[accuracy], lowest)
     return f"{without[tokens]:.1f}", f"{with_it[tokens]:.1f}", percent(cut), *(f"{n:.4f}" for n in numbers), met
 
 
-def _cuts(found: dict, tokens: str) -> str:
-    pairs = zip(found["rl"], found["toggle"], strict=True)
+def _cuts(records: dict, tokens: str) -> str:
+    pairs = zip(records["rl"], records["toggle"], strict=True)
     return spread([100 * (1 - with_it[tokens] / without[tokens]) for without, with_it in pairs], 1) + " %"
 
 
@@ -165,7 +165,7 @@ def _flatness(starts: list[dict], seeds: list[int]) -> list[tuple]:
     return rows
 
 
-def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
+def _figure(results: dict[str, RunResult], records: dict, seeds: list[int]):
     figure, axes = new_figure(2, 2, height=7.0)
     for run in ("rl", "toggle"):
         for kind, style in (("right", "-"), ("wrong", ":")):
@@ -176,8 +176,8 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
     axes[0, 0].set_ylim(0, EDGES[-1])
     style_axes(axes[0, 0], title="Length of sampled responses, budgets shaded", x="iteration", y="tokens")
     legend(axes[0, 0], fontsize=8, ncols=2, loc="lower center")
-    middles = (np.arange(len(found["sft"][0]["tokens_right"])) + 0.5) * BIN
-    for seed, start in zip(seeds, found["sft"], strict=True):
+    middles = (np.arange(len(records["sft"][0]["tokens_right"])) + 0.5) * BIN
+    for seed, start in zip(seeds, records["sft"], strict=True):
         axes[0, 1].errorbar(middles, *_shares(start, "tokens"), fmt="o-", markersize=3, label=f"seed {seed}")
     axes[0, 1].set_ylim(0, 1.05)
     style_axes(axes[0, 1], title="P(right | length) at the start, ± 1 s.e.", x="tokens", y="share of samples")
@@ -185,7 +185,7 @@ def _figure(results: dict[str, RunResult], found: dict, seeds: list[int]):
     for panel, runs_shown in ((axes[1, 0], ("sft",)), (axes[1, 1], ("rl", "toggle"))):
         for run in runs_shown:
             for kind, style in (("right", "-"), ("wrong", ":")):
-                counts = np.sum([each[f"tokens_{kind}"] for each in found[run]], 0)
+                counts = np.sum([each[f"tokens_{kind}"] for each in records[run]], 0)
                 panel.step(middles, np.maximum(counts, 0.5), style, where="mid", color=COLORS[run],
                            label=f"{LABELS[run]}, {kind}")  # fmt: skip
         panel.set_yscale("log")

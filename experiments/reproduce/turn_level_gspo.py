@@ -3,7 +3,7 @@
 Reproduces: turn-level GSPO (KAT-Coder-V2, equations 6 and 7) beside GSPO over sequences and PPO's ratio of tokens, at
 the scale of a laptop. In each turn a digit is added to the last answer, and only an episode's last answer is judged.
 The teacher works three turns of ten out; in the others it answers at once and forgets to carry, so that rewards find
-that working pays, and the more so the more turns there are. A model of a million parameters goes on from its
+that working pays, and the more so the more turns there are. A model of a million parameters continues from its
 demonstrations by reinforcement learning with each level: everything else is equal, the mean over tokens too. A mean of
 log-ratios over more tokens varies less, so each level has a band of its own: about three tokens of a hundred lie beyond
 each in six iterations of the first seed without a bound.
@@ -98,7 +98,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the start, and a run with each level from it."""
+    """The start of each seed, and a run with each level from it."""
     return for_seeds(SEEDS, _of_seed)
 
 

@@ -59,7 +59,7 @@ def get_config():
 
 
 def runs():
-    """For each seed the three ways."""
+    """The three ways of each seed."""
     return for_seeds(SEEDS, lambda _: {name: _overrides(name) for name in LABELS})
 
 
@@ -90,10 +90,10 @@ def _conversations(name: str):
         sample, clip = clip_of(name, index)
         rate = 1 / (clip.times[1] - clip.times[0])
         video = {"type": "video", "video": [data_url(frame) for frame in clip.frames], "fps": rate}
-        yield conversation([video, {"type": "text", "text": sample.question}], told(sample))
+        yield conversation([video, {"type": "text", "text": sample.question}], worked_answer(sample))
 
 
-def told(sample: ClipSample) -> str:
+def worked_answer(sample: ClipSample) -> str:
     """The answer, after what each chunk of the clip shows: most words of it ask for what a feature holds.
 
     Of ``way`` that is the square's corner at the chunk's end [pixels], of ``first`` the colours that come in the chunk.

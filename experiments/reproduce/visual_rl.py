@@ -5,7 +5,7 @@ Reproduces: outcome-based visual reinforcement learning and its effect on text (
 those of ``experiments/rl/nano_vision.py``: how near a count is, the similarity of words, soft F1 of boxes. The start is
 a shorter run of the former, from random weights, after descriptions of all shapes, and one row in four of both is text:
 problems of characters, with the answers of a teacher. Its rate stays constant to its end: it stops while it learns to
-count. Reinforcement learning goes on with pictures alone, from one start on three seeds. Before and after, held-out
+count. Reinforcement learning continues with pictures alone, from one start on three seeds. Before and after, held-out
 questions about pictures are rewarded by kind, and held-out problems of text are solved.
 Expected: 15 points of the mean reward of sampled answers and 7 of greedy ones (docs/reproductions.md).
 
@@ -161,7 +161,7 @@ def _cells(start, after, kind: str) -> list[str]:
 
 
 def _of_ways(values: dict[str, list[float]]) -> list[str]:
-    """For each way the start, the range after, and the points between them."""
+    """Cells of each way: the start, the range after, and the points between them."""
     return [
         cell
         for first, *rest in values.values()

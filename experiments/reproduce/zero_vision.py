@@ -33,7 +33,7 @@ from k2jax.tasks.pictures.dataset import data_url
 
 SEEDS = (0, 1, 2)
 JOINT_STEPS, SFT_STEPS = 600, 120
-SAMPLES, QUESTIONS = 8000, 3000  # of pictures and as many texts; of each way to go on
+SAMPLES, QUESTIONS = 8000, 3000  # of pictures and as many texts; of each way to continue
 ASKED = 128  # held-out questions of each kind
 KINDS = {"shape": "a shape", "colour": "a colour", "thing": "colour and shape", "all": "everything"}
 NARROW = ("shape",)  # kinds of the visual data that are limited
@@ -56,7 +56,7 @@ def get_config():
 
 
 def prepare(workdir: Path):
-    """Writes captions and texts of the joint run, and the questions of each way to go on."""
+    """Writes captions and texts of the joint run, and the questions of each way to continue."""
     files = {
         "joint.jsonl": joint_samples(),
         "zero_vision.jsonl": questions(tuple(KINDS), pictures=False),
@@ -67,7 +67,7 @@ def prepare(workdir: Path):
 
 
 def runs():
-    """For each seed the joint run, and what goes on from it."""
+    """The joint run of each seed, and what continues from it."""
     return for_seeds(SEEDS, _chain)
 
 
@@ -149,8 +149,8 @@ def scores(sample: list[tuple[Scene, str]], answers: list[str]) -> dict[str, flo
     A number alone is right without the form.
     """
     forms = [FORM.fullmatch(answer) for answer in answers]
-    given = [form["answer"] if form else answer.strip() for form, answer in zip(forms, answers, strict=True)]
-    right = [answer == str(number_of(*question)) for question, answer in zip(sample, given, strict=True)]
+    final = [form["answer"] if form else answer.strip() for form, answer in zip(forms, answers, strict=True)]
+    right = [answer == str(number_of(*question)) for question, answer in zip(sample, final, strict=True)]
     seen = [bool(form) and form["seen"] == scene.description for form, (scene, _) in zip(forms, sample, strict=True)]
     shares = {kind: right[place :: len(KINDS)] for place, kind in enumerate(KINDS)}
     shares |= {"right": right, "formed": [form is not None for form in forms], "seen": seen}

@@ -20,19 +20,26 @@ JUDGED = {"verifier_weight": 0.0, "judge_weight": 1.0}
 
 def get_config():
     """The experiment."""
-    config = defaults("rl", model="k2", method="k2")
+    config = on_one_pod("k2")
+    config.data.sources = {"curated": source(kind="parquet", path="curated/*.parquet")}  # of PTX
+    rl = config.rl
+    rl.tasks = {name: _class(*options) for name, options in CLASSES.items()}
+    rl.loss.update({"ptx": 0.02, "ptx_rows": 1024})
+    rl.critic.update({"share": 0.1, "max_tokens": 1024})
+    rl.rollout.token_cap = 1024
+    return config
+
+
+def on_one_pod(method, **architecture):
+    """Kimi K2 by a method of reinforcement learning, training and engine on the same chips; no tasks are chosen."""
+    config = defaults("rl", model="k2", method=method, **architecture)
     config.init_from = "gs://my-bucket/k2-sft"
     config.model.yarn.factor = 1.0
     config.data.sequence_length = 4096
     config.data.tokenizer.kind = "file"
     config.data.tokenizer.path = "tokenizer.json"
-    config.data.sources = {"curated": source(kind="parquet", path="curated/*.parquet")}  # of PTX
-    rl = config.rl
-    rl.tasks = {name: _class(*given) for name, given in CLASSES.items()}
-    rl.loss.update({"ptx": 0.02, "ptx_rows": 1024})
-    rl.critic.update({"share": 0.1, "max_tokens": 1024})
-    rl.rollout.update({"prompts": 2048, "samples": 8, "slots": 16384, "max_length": 4096, "token_cap": 1024})
-    rl.rollout.update({"data": 16, "expert": 64, "offload_state": True})
+    config.rl.rollout.update({"prompts": 2048, "samples": 8, "slots": 16384, "max_length": 4096})
+    config.rl.rollout.update({"data": 16, "expert": 64, "offload_state": True})
     config.train.batch_size = 16384
     config.train.micro_batches = 256
     config.parallel.update({"stage": 16, "virtual_stages": 4, "expert": 16, "expert_chunks": 2})
@@ -46,13 +53,7 @@ CLASSES = {  # dataset, options, weight, budget
     "math": ("math", ("path=tasks/math.jsonl",), 3.0, TOKENS, {"pass_rates": "tasks/math_rates.json"}),
     "logic": ("reasoning_gym", ("generators=all", "count=100000"), 1.0, 2048, {}),
     "instructions": ("instructions", ("count=100000",), 1.0, 1024, {}),
-    "open_ended": (
-        "instructions",
-        ("constraints=1", "count=100000", "seed=1"),
-        1.0,
-        1024,
-        JUDGED,
-    ),
+    "open_ended": ("instructions", ("constraints=1", "count=100000", "seed=1"), 1.0, 1024, JUDGED),
     "code": ("code", ("path=tasks/code.jsonl",), 2.0, TOKENS, {"pass_rates": "tasks/code_rates.json"}),
     "engineering": ("swe", ("path=tasks/issues.jsonl",), 2.0, TOKENS, {"steps": 50, "episode_tokens": TOKENS}),
     "terminal": ("terminal", ("count=100000",), 1.0, TOKENS, {"episode_tokens": TOKENS}),

@@ -9,17 +9,17 @@ Expected: nothing was trained with it.
 Name your own checkpoint, tokenizer and tasks.
 """
 
-from k2jax.config import defaults, task
+from pathlib import Path
+
+from k2jax.config import load_experiment, task
+
+base = load_experiment(Path(__file__).with_name("k2_1t.py"))
 
 
 def get_config():
     """The experiment."""
-    config = defaults("rl", model="k2", vision="moonvit", method="k2.5")
+    config = base.on_one_pod("k2.5", vision="moonvit")
     config.init_from = "gs://my-bucket/k2.5-sft"
-    config.model.yarn.factor = 1.0
-    config.data.sequence_length = 4096
-    config.data.tokenizer.kind = "file"
-    config.data.tokenizer.path = "tokenizer.json"
     rl = config.rl
     rl.tasks = {
         "math": task(dataset="math", options=("path=tasks/math.jsonl",), weight=2.0, max_tokens=3072),
@@ -30,12 +30,4 @@ def get_config():
     }
     rl.loss.per_domain = True
     rl.toggle.period = 20
-    rl.rollout.update({"prompts": 2048, "samples": 8, "slots": 16384, "max_length": 4096})
-    rl.rollout.update({"data": 16, "expert": 64, "offload_state": True})
-    config.train.batch_size = 16384
-    config.train.micro_batches = 256
-    config.parallel.update({"stage": 16, "virtual_stages": 4, "expert": 16, "expert_chunks": 2})
-    config.optimizer.learning_rate = 2e-6
-    config.router.bias_rate = config.router.bias_rate_final = 0.0  # the routes of the policy rest
-    config.eval.sample_tokens = 0
     return config

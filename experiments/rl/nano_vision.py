@@ -1,4 +1,4 @@
-"""A small Kimi K2 that sees goes on from fine-tuning by rewards: it reads words, and counts and locates shapes.
+"""A small Kimi K2 that sees continues from fine-tuning by rewards: it reads words, and counts and locates shapes.
 
 Reproduces: Kimi K2.5's visual reinforcement learning (section 4.4.2), not its scale: soft F1 of boxes under the best
 assignment, edit distance of words, and how near a count is, in one run, on pictures that are drawn with exact labels.

@@ -4,7 +4,7 @@ Reproduces: the structure of Kimi K2.5's joint training (section 4.3), not its s
 together from pictures that are drawn with exact labels, by Muon with QK-Clip on both, the encoder decoupled from the
 decoder. With ``--config.optimizer.frozen="('text','tower')"`` the projector learns alone, as in its second stage.
 Words are drawn on strips of 112 x 28 pixels, shapes in squares of 84, on grey. A model of text learns to look by
-descriptions, and goes on here with all kinds of questions.
+descriptions, and continues here with all kinds of questions.
 Expected: a held-out loss of 0.044 a token. Of words and layouts never shown, words are read at 0.91, shapes located at
 0.92 and described at 0.98, and 98 % of them counted rightly. The second and the third command take 29 minutes on two
 cores at 0.40 s a step, with two emulated devices and huge pages (docs/vision.md, "Train").

@@ -2,7 +2,7 @@
 
 Reproduces: the order of Kimi K2.5's stages (section 4.3), text first and captions before questions, not its scale.
 Descriptions name every shape and its box, so that most tokens of an answer ask for what a feature holds; with them the
-model learns to look. Tower, projector and decoder learn together. ``nano_vision.py`` goes on with questions; the rate
+model learns to look. Tower, projector and decoder learn together. ``nano_vision.py`` continues with questions; the rate
 stays constant until then.
 Expected: a held-out loss of 0.32 a token.
 

@@ -137,8 +137,7 @@ environments = Registry(
         "tools": "k2jax.agents.environments.tools:ToolEnvironment",
     },
 )
-"""Makers of environments: called once for every episode, with those of two arguments for which they have parameters:
-``backend``, a function that returns the backend of sandboxes, and ``repositories``, see ``RepositoryEnvironment``."""
+"""Makers of environments, such as their classes: called once for every episode with its ``Services``."""
 
 toolsets = Registry(
     "toolset",

@@ -1,19 +1,17 @@
-"""From a config and a topology's name to a compiled program or to the best layouts; mistakes get one line."""
+"""Compiles a config for a topology by its name, or finds the best layouts there; mistakes get one line."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
-
-import jax
 
 from k2jax import runtime
 from k2jax.aot.cost.device_bytes import empty_slots
 from k2jax.aot.cost.sweep import Candidate, sweep
+from k2jax.aot.program import DoesNotFit
 from k2jax.aot.serving import ServingReport, compile_serving
 from k2jax.aot.topology import chip_of, devices
-from k2jax.aot.training import COMPILER_OPTIONS, TracedStep, TrainingReport, analyse
+from k2jax.aot.training import TracedStep, TrainingReport, analyse
 from k2jax.batch import PackedBatch
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import Config, ModelConfig
@@ -22,14 +20,6 @@ from k2jax.losses import Loss
 from k2jax.sharding import CONTEXT, TENSOR
 from k2jax.train.program import Program
 from pallas_kernels.implementation import target_platform
-
-
-class DoesNotFit(Exception):
-    """The program needs more HBM than there is; ``needs`` says how much, for people."""
-
-    def __init__(self, needs: str):
-        super().__init__(f"the program needs {needs}")
-        self.needs = needs
 
 
 def for_tpu(config: Config) -> Config:
@@ -66,13 +56,7 @@ def compile_training(
         UserError: no such topology, or a layout whose sizes do not divide.
         DoesNotFit: the compiler found too little HBM.
     """
-    step = traced_step(config, topology, loss, row)
-    try:
-        report = analyse(step, config, topology)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise DoesNotFit(_needed(str(error))) from error
+    report = analyse(traced_step(config, topology, loss, row), config, topology)
     return dataclasses.replace(report, notes=[*report.notes, *without_kernels(config.model, config.parallel.tensor)])
 
 
@@ -96,21 +80,8 @@ def compile_inference(config: Config, mode: str, topology: str, context: int, sl
         UserError: no such topology, or sizes that do not divide.
         DoesNotFit: the compiler found too little HBM.
     """
-    try:
-        report = compile_serving(
-            config.model,
-            mode,
-            topology,
-            expert=config.parallel.expert,
-            context=context,
-            slots=slots,
-            options=COMPILER_OPTIONS,
-        )
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise DoesNotFit(_needed(str(error))) from error
-    return dataclasses.replace(report, notes=tuple(without_kernels(config.model)))
+    report = compile_serving(config.model, mode, topology, expert=config.parallel.expert, context=context, slots=slots)
+    return dataclasses.replace(report, notes=without_kernels(config.model))
 
 
 def without_kernels(model: ModelConfig, shards: int = 1) -> list[str]:
@@ -163,20 +134,14 @@ def inference_too_large(mode: str, needs: str) -> str:
     return f"{mode} does not fit: it needs {needs}; raise config.parallel.expert, or lower --slots or --context"
 
 
-def _needed(message: str) -> str:
-    """The sizes in the compiler's message."""
-    sizes = re.search(r"\(?([\d.]+[KMGT])\)? exceeds available HBM \(?([\d.]+[KMGT])", message)
-    return f"{sizes[1]}iB of {sizes[2]}iB" if sizes else message.splitlines()[0]
-
-
 def _bytes(layout: Candidate) -> float:
     return layout.estimate.hbm.total
 
 
-def _distance(layout: Config, given: Config) -> float:
+def _distance(layout: Config, other: Config) -> float:
     """How differently two layouts cut a model, in doublings; a change of recomputation counts as one. 0 is the same."""
     keys = ("stage", "virtual_stages", "expert", "expert_chunks", CONTEXT, TENSOR)
-    sizes = [(getattr(layout.parallel, key), getattr(given.parallel, key)) for key in keys]
-    sizes.append((layout.train.micro_batches, given.train.micro_batches))
-    policies = [(getattr(layout.train, key), getattr(given.train, key)) for key in ("remat", "store_fp8", "offload")]
+    sizes = [(getattr(layout.parallel, key), getattr(other.parallel, key)) for key in keys]
+    sizes.append((layout.train.micro_batches, other.train.micro_batches))
+    policies = [(getattr(layout.train, key), getattr(other.train, key)) for key in ("remat", "store_fp8", "offload")]
     return sum(abs(math.log2(a / b)) for a, b in sizes) + sum(a != b for a, b in policies)

@@ -18,7 +18,7 @@ from k2jax.aot.kernel_cases import KernelCase, cases
 from k2jax.aot.topology import chip_of, devices
 
 VMEM = 1  # the compiler's number of the on-chip memory
-MOST_WORKERS = 8  # each takes up to 2 GB
+MAX_WORKERS = 8  # each takes up to 2 GB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def compile_cases(numbers: list[int], topologies: list[str]) -> Iterator[Compile
     for topology in topologies:
         devices(topology)  # refused here, not in a worker
     work = list(itertools.product(numbers, topologies))
-    workers = min(len(work), os.cpu_count() or 1, MOST_WORKERS)  # a compilation runs on one core
+    workers = min(len(work), os.cpu_count() or 1, MAX_WORKERS)  # a compilation runs on one core
     if workers > 1:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             yield from pool.map(_compile_numbered, *zip(*work, strict=True))

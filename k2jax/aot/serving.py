@@ -8,7 +8,6 @@ full chunk of prompts whose caches are full but for it.
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import jax
@@ -18,10 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from k2jax.aot.cost.hbm import Hbm, shard_bytes
 from k2jax.aot.cost.jaxpr_flops import DynamicShares, traced_cost
 from k2jax.aot.cost.layer_costs import Cost, mean_routed_cost
-from k2jax.aot.cost.roofline import Roofline, Work, roofline
-from k2jax.aot.hlo.collective_ops import collectives
-from k2jax.aot.hlo.measured_collectives import CollectiveTotal, ExchangePart, collective_times, totals_by_axes
+from k2jax.aot.cost.roofline import Work, roofline
+from k2jax.aot.hlo.measured_collectives import ExchangePart, measured_collectives
 from k2jax.aot.hlo.module import HloModule
+from k2jax.aot.program import ProgramReport, compile_for_tpu
 from k2jax.aot.topology import chip_of, devices
 from k2jax.chips import Chip
 from k2jax.config.schema import ModelConfig
@@ -42,47 +41,24 @@ FILLED = 0.8  # of what the weights leave, where the number of sequences is not 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServingReport:
-    """A compiled program; everything but ``slots`` and ``tokens`` is of one device.
+class ServingReport(ProgramReport):
+    """A compiled program; its roofline is without an optimizer and without model FLOPs.
 
     Attributes:
         mode: ``prefill`` or ``decode``.
-        topology: such as ``v5p:4x4x4``.
-        mesh: axes and their sizes.
         slots: sequences, over all devices.
         context: tokens of each that have room in the cache.
-        tokens: new ones of a step, over all devices.
-        compile_seconds: of lowering and compiling on this machine.
-        hbm: by what it holds.
-        collectives: the longest first.
-        work: FLOPs and bytes of a step.
-        roofline: the estimate, without an optimizer and without model FLOPs.
-        notes: warnings for the reader.
+        work: FLOPs and bytes of a step, on one device.
     """
 
     mode: str
-    topology: str
-    mesh: dict[str, int]
     slots: int
     context: int
-    tokens: int
-    compile_seconds: float
-    hbm: Hbm
-    collectives: list[CollectiveTotal]
     work: Cost
-    roofline: Roofline
-    notes: tuple[str, ...] = ()
 
 
 def compile_serving(
-    model: ModelConfig,
-    mode: str,
-    topology: str,
-    *,
-    expert: int,
-    context: int,
-    slots: int = 0,
-    options: dict | None = None,
+    model: ModelConfig, mode: str, topology: str, *, expert: int, context: int, slots: int = 0
 ) -> ServingReport:
     """Compiles a program of the engine in bfloat16.
 
@@ -93,11 +69,10 @@ def compile_serving(
         expert: devices that share the experts; there are as many groups of them as the topology has room for.
         context: longest sequence [tokens].
         slots: sequences over all devices; 0 takes as many as fit by their sizes.
-        options: of the compiler.
 
     Raises:
         UserError: sizes that do not divide, or weights that do not fit on a device.
-        jax.errors.JaxRuntimeError: the program needs more HBM than there is.
+        DoesNotFit: the compiler found too little HBM.
     """
     chip, slice_devices = chip_of(topology), devices(topology)
     if len(slice_devices) % expert:
@@ -108,19 +83,16 @@ def compile_serving(
     mesh = make_engine_mesh(len(slice_devices) // expert, expert, slice_devices)
     params = _params(model, mesh)
     static = {"config": model, "mesh": mesh}
-    began = time.perf_counter()
     with target_platform("tpu"):
         each = -(-slots // mesh.size) or _slots_that_fit(model, chip, shard_bytes(params), context, expert)
         program, arguments = _program(mode, model, mesh, each, context)
         traced = program.trace(params, *arguments, **static)
-    compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
-    seconds = time.perf_counter() - began
+    compiled, seconds = compile_for_tpu(traced)
     cache, rows = arguments[:2]
     tokens = rows.tokens.size // mesh.size
     work = _work(traced.jaxpr.jaxpr, model, mesh, tokens)
-    found, _ = collectives(HloModule(compiled.as_text(), DynamicShares()), mesh.size)
     part = -(-tokens // _parts(model, mesh, tokens))
-    times = collective_times(found, chip, mesh, model, ExchangePart(part, part))
+    measured = measured_collectives(HloModule(compiled.as_text()), chip, mesh, model, ExchangePart(part, part))
     return ServingReport(
         mode=mode,
         topology=topology,
@@ -130,9 +102,10 @@ def compile_serving(
         tokens=rows.tokens.size,
         compile_seconds=seconds,
         hbm=_hbm(chip, compiled.memory_analysis(), shard_bytes(params), shard_bytes(cache)),
-        collectives=totals_by_axes(found, times, mesh),
+        collectives=measured.totals,
         work=work,
-        roofline=roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), [seconds for _, seconds in times], 0.0),
+        roofline=roofline(chip, mesh.size, [Work(1, *work)], Work(0, 0, 0), measured.traffic, 0.0),
+        notes=[],
     )
 
 

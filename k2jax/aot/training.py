@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 import dataclasses
 import math
-import time
 from typing import Any, NamedTuple
 
 from k2jax.aot.cost.expert_rows import expert_tiles, room_for_copies
-from k2jax.aot.cost.hbm import Hbm, hbm, loop_buffers, shard_bytes
-from k2jax.aot.cost.jaxpr_flops import DynamicShares, TracedCost, loop_costs, traced_cost
-from k2jax.aot.cost.roofline import Roofline, Work, model_flops_per_token, roofline
+from k2jax.aot.cost.hbm import hbm, loop_buffers, shard_bytes
+from k2jax.aot.cost.jaxpr_flops import DynamicShares, LoopCost, TracedCost, loop_costs, traced_cost
+from k2jax.aot.cost.roofline import Work, model_flops_per_token, roofline
 from k2jax.aot.cost.tower_cost import TowerShare, tower_share
-from k2jax.aot.hlo.collective_ops import collectives
-from k2jax.aot.hlo.measured_collectives import CollectiveTotal, ExchangePart, collective_times, totals_by_axes
+from k2jax.aot.hlo.measured_collectives import ExchangePart, measured_collectives
 from k2jax.aot.hlo.module import HloModule
+from k2jax.aot.program import ProgramReport, compile_for_tpu
 from k2jax.aot.topology import chip_of
 from k2jax.batch import PatchBatch
 from k2jax.config.schema import Config
 from k2jax.parallel.mesh import TOKEN_AXES, rows_per_micro_batch
-from k2jax.pods.launch_spec import XLA_OPTIONS
-
-# As k2jax.launch sets them: exchanges of tokens may run beside products.
-COMPILER_OPTIONS = dict(option.removeprefix("--").split("=") for option in XLA_OPTIONS)
 
 
 class TracedStep(NamedTuple):
@@ -47,35 +42,19 @@ class TracedStep(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingReport:
-    """A compiled step; everything but ``tokens`` is of one device.
+class TrainingReport(ProgramReport):
+    """A compiled step.
 
     Attributes:
-        topology: such as ``v5p:8x8x16``.
-        mesh: axes and their sizes.
-        tokens: of a step, over all devices.
-        compile_seconds: of lowering and compiling on this machine.
-        hbm: by what it holds.
-        collectives: the longest first.
         counts: FLOPs and bytes of a step, from the traced program.
         compiled_flops: of products and kernels, from the compiled program.
         bubble: share of the time that pipeline stages idle; 0 without stages.
-        roofline: the estimate.
-        notes: warnings for the reader.
         tower: what tower and projector take of it; None without vision.
     """
 
-    topology: str
-    mesh: dict[str, int]
-    tokens: int
-    compile_seconds: float
-    hbm: Hbm
-    collectives: list[CollectiveTotal]
     counts: TracedCost
     compiled_flops: int
     bubble: float
-    roofline: Roofline
-    notes: list[str]
     tower: TowerShare | None = None
 
 
@@ -88,33 +67,28 @@ def analyse(step: TracedStep, config: Config, topology: str) -> TrainingReport:
         topology: whose devices the mesh has.
 
     Raises:
-        jax.errors.JaxRuntimeError: the program needs more HBM than there is.
+        DoesNotFit: the compiler found too little HBM.
     """
-    began = time.perf_counter()
-    compiled = step.traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=COMPILER_OPTIONS)
-    seconds = time.perf_counter() - began
-    chip, mesh = chip_of(topology), step.mesh
-    shares = dynamic_shares(step, config)
+    compiled, seconds = compile_for_tpu(step.traced)
+    chip, mesh, shares = chip_of(topology), step.mesh, dynamic_shares(step, config)
     jaxpr, module = step.traced.jaxpr.jaxpr, HloModule(compiled.as_text(), shares)
-    program, unknown = collectives(module, mesh.size)
-    times = collective_times(program, chip, mesh, config.model, exchange_part(config, mesh))
+    measured = measured_collectives(module, chip, mesh, config.model, exchange_part(config, mesh))
     tokens = config.train.batch_size * config.data.sequence_length
     model_flops = tokens * model_flops_per_token(config.model, config.data.sequence_length)
-    traffic = [collective_time for _, collective_time in times]
+    loops = loop_costs(jaxpr, mesh.size, shares)
     return TrainingReport(
         topology=topology,
         mesh=dict(mesh.shape),
         tokens=tokens,
         compile_seconds=seconds,
         hbm=hbm(chip, compiled.memory_analysis(), step.state.params, step.state, loop_buffers(jaxpr), step.empty),
-        collectives=totals_by_axes(program, times, mesh),
+        collectives=measured.totals,
         counts=traced_cost(jaxpr, mesh.size, shares),
         compiled_flops=module.flops(module.entry),
         bubble=step.schedule.bubble() if step.schedule else 0.0,
-        roofline=roofline(chip, mesh.size, *_work(jaxpr, mesh.size, shares, step.state), traffic, model_flops),
-        notes=[f"{unknown} loops of unknown length were counted once"] * bool(unknown),
-        tower=step.patches
-        and tower_share(config, chip, mesh, step.state.params, step.patches, loop_costs(jaxpr, mesh.size, shares)),
+        roofline=roofline(chip, mesh.size, *_work(loops, step.state), measured.traffic, model_flops),
+        notes=[f"{measured.unknown_loops} loops of unknown length were counted once"] * bool(measured.unknown_loops),
+        tower=step.patches and tower_share(config, chip, mesh, step.state.params, step.patches, loops),
     )
 
 
@@ -159,13 +133,10 @@ def branch_shares(schedule: Any) -> dict[int, float]:
     return {length: sum(values) / len(values) for length, values in shares.items()}
 
 
-def _work(jaxpr: Any, devices: int, shares: DynamicShares, state: Any) -> tuple[list[Work], Work]:
+def _work(loops: list[LoopCost], state: Any) -> tuple[list[Work], Work]:
     """Ticks, and the optimizer, which reads and writes all state and reads gradients as large as the parameters."""
-    loops = loop_costs(jaxpr, devices, shares)
-    step = [Work(loop.times, *_rates(loop.cost)) for loop in loops if not loop.optimizer]
+    ticks = [
+        Work(loop.times, loop.cost.flops, loop.cost.bytes, loop.cost.host_bytes) for loop in loops if not loop.optimizer
+    ]
     update = sum((loop.cost.times(loop.times) for loop in loops if loop.optimizer), TracedCost())
-    return step, Work(1, update.flops, update.bytes + 2 * shard_bytes(state) + shard_bytes(state.params))
-
-
-def _rates(cost: TracedCost) -> tuple[float, float, float]:
-    return cost.flops, cost.bytes, cost.host_bytes
+    return ticks, Work(1, update.flops, update.bytes + 2 * shard_bytes(state) + shard_bytes(state.params))

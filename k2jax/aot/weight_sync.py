@@ -18,11 +18,11 @@ import jax.numpy as jnp
 
 from k2jax.aot import compiling
 from k2jax.aot.cost.hbm import Hbm, shard_bytes
-from k2jax.aot.cost.jaxpr_flops import DynamicShares
 from k2jax.aot.cost.network import Network
 from k2jax.aot.cost.roofline import LINK
 from k2jax.aot.hlo.collective_ops import collectives
 from k2jax.aot.hlo.module import HloModule
+from k2jax.aot.program import compile_for_tpu
 from k2jax.aot.serving import ServingReport
 from k2jax.aot.topology import chip_of, devices
 from k2jax.aot.training import TrainingReport
@@ -107,12 +107,12 @@ class SwitchReport:
 
     @property
     def push_seconds(self) -> float:
-        """Of all programs of a push."""
+        """Seconds of all programs of a push."""
         return sum(bucket.runs * bucket.seconds for bucket in self.buckets)
 
     @property
     def seconds(self) -> float:
-        """From the end of a training step to the first token: state to the host, and weights to the engine."""
+        """Seconds from the end of a training step to the first token: state to the host, and weights to the engine."""
         return self.host_seconds + self.push_seconds
 
 
@@ -125,12 +125,12 @@ def compile_phases(config: Config, topology: str) -> PhasesReport:
 
     Raises:
         UserError: another stage, no such topology, or sizes that do not divide.
-        compiling.DoesNotFit: the training step, prefill or decode needs more HBM than there is.
+        DoesNotFit: a program needs more HBM than there is.
     """
     if config.stage != "rl":
         raise UserError(f"--mode=sync is for a config of stage rl, not {config.stage}; see experiments/rl")
     rollout = config.rl.rollout
-    switch = compile_switch(config, topology, compiling.COMPILER_OPTIONS)
+    switch = compile_switch(config, topology)
     length = config.data.sequence_length
     # A row of the policy's targets; more turns and responses in it change its bytes by thousandths.
     routes = empty_row(length, replayed_routes(config)).experts
@@ -142,17 +142,16 @@ def compile_phases(config: Config, topology: str) -> PhasesReport:
     return PhasesReport(training, switch, prefill, decode)
 
 
-def compile_switch(config: Config, topology: str, options: dict | None = None) -> SwitchReport:
+def compile_switch(config: Config, topology: str) -> SwitchReport:
     """Compiles the programs of a config's weight sync.
 
     Args:
         config: with ``rl.rollout``, as ``compiling.for_tpu`` returns it.
         topology: whose devices training and engine share.
-        options: of the compiler.
 
     Raises:
         UserError: no such topology, or sizes that do not divide.
-        jax.errors.JaxRuntimeError: a program needs more HBM than there is.
+        DoesNotFit: a program needs more HBM than there is.
     """
     chip, program = chip_of(topology), Program(config, devices(topology))
     mesh = colocated_mesh(program.mesh, config.rl.rollout)
@@ -166,7 +165,7 @@ def compile_switch(config: Config, topology: str, options: dict | None = None) -
         groups.setdefault((kind, stored[name].shape), []).append(name)
     began = time.perf_counter()
     network = Network.of(chip, list(program.mesh.devices.flat))
-    buckets = [_compiled(kind, stored[names[0]], names, runs, network, options) for (kind, _), names in groups.items()]
+    buckets = [_compiled(kind, stored[names[0]], names, runs, network) for (kind, _), names in groups.items()]
     specs = dict(named_specs(model_specs(config.model)))
     engine_bytes = sum(shard_bytes(targets[name]) * _layers(spec) for name, spec in specs.items())
     largest = max(buckets, key=lambda bucket: bucket.bucket + bucket.temporaries)
@@ -207,17 +206,15 @@ def _layers(spec: Any) -> int:
     return spec.shape[0] if spec.axes[0] == "layers" else 1
 
 
-def _compiled(
-    kind: BucketKind, weight: Any, names: list[str], runs: Counter, network: Network, options: dict | None
-) -> BucketReport:
+def _compiled(kind: BucketKind, weight: Any, names: list[str], runs: Counter, network: Network) -> BucketReport:
     count = weight.shape[1] if kind.layer_axes > 1 else 1
     seeds = jax.ShapeDtypeStruct((count,), jnp.uint32)
     index = [jax.ShapeDtypeStruct((), jnp.int32)] * {0: 0, 1: 1}.get(kind.layer_axes, 2)
     with target_platform("tpu"):
         traced = bucket_program(kind).trace(weight, seeds, *index)
-    compiled = traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=options)
+    compiled, _ = compile_for_tpu(traced)
     memory = compiled.memory_analysis()
-    listed, _ = collectives(HloModule(compiled.as_text(), DynamicShares()), kind.stored.mesh.size)
+    listed, _ = collectives(HloModule(compiled.as_text()), kind.stored.mesh.size)
     seconds = sum(each.count * network.seconds(each.kind, each.groups, each.bytes) / LINK for each in listed)
     moved = memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes  # read and written at least once
     chip = network.chip

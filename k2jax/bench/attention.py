@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 from jax import Array
@@ -10,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.bench import pretrain
-from k2jax.bench.timing import Row, interleaved, time_row
+from k2jax.bench.timing import Row, time_rows
 from k2jax.config import ModelConfig, model_preset
 from k2jax.losses import NLL
 from k2jax.model import model_specs
 from k2jax.parallel.accumulate import accumulate
 from k2jax.parallel.gradients import make_objective
 from k2jax.params import initialize
-from k2jax.runtime import device_name
 from pallas_kernels.mla_attention import mla_attention
 
 SIZES = ((8, 256), (4, 512), (1, 2048))
@@ -31,19 +31,30 @@ def measure(rounds: int = 10) -> list[Row]:
 
 
 def _against_dense(model: ModelConfig, batch: int, sequence: int, rounds: int) -> Row:
-    keys = jax.random.split(jax.random.key(0), 5)
-    per_head = (batch, model.heads, sequence)
-    args = (
-        jax.random.normal(keys[0], (*per_head, model.mla.qk_nope_dim)),
-        jax.random.normal(keys[1], (*per_head, model.mla.qk_rope_dim)),
-        jax.random.normal(keys[2], (*per_head, model.mla.qk_nope_dim)),
-        jax.random.normal(keys[3], (batch, sequence, model.mla.qk_rope_dim)),
-        jax.random.normal(keys[4], (*per_head, model.mla.v_dim)),
-    )
-    candidates = {name: functools.partial(gradients(f), *args) for name, f in (("ours", ours), ("dense", dense))}
-    seconds = interleaved(candidates, rounds)
+    args = inputs(model, batch, sequence)
+    candidates = {"ours": gradients(ours), "dense scores": gradients(dense)}
     name = f"MLA attention, forward + backward, {batch} x {sequence}, {model.heads} heads"
-    return time_row(name, seconds["ours"], seconds["dense"], "dense scores", device_name())
+    [row] = time_rows(name, {name: functools.partial(f, *args) for name, f in candidates.items()}, rounds)
+    return row
+
+
+def inputs(model: ModelConfig, batch: int, sequence: int, dtype: Any = jnp.float32) -> tuple[Array, ...]:
+    """Random values of the five inputs of ``mla_attention``: of queries, keys and values of a model's heads."""
+    widths, per_head = model.mla, (batch, model.heads, sequence)
+    shapes = (
+        (*per_head, widths.qk_nope_dim),
+        (*per_head, widths.qk_rope_dim),
+        (*per_head, widths.qk_nope_dim),
+        (batch, sequence, widths.qk_rope_dim),
+        (*per_head, widths.v_dim),
+    )
+    return random_arrays(shapes, dtype)
+
+
+def random_arrays(shapes: tuple[tuple[int, ...], ...], dtype: Any) -> tuple[Array, ...]:
+    """Arrays of normal numbers."""
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))
 
 
 def _statistic(model: ModelConfig, rounds: int) -> Row:
@@ -54,12 +65,12 @@ def _statistic(model: ModelConfig, rounds: int) -> Row:
     batch = jax.tree.map(lambda field: jnp.asarray(field)[None], rows)
     objective = make_objective(config, NLL(), NLL().denominators(batch.targets))
     candidates = {
-        "with": jax.jit(lambda params: accumulate(params, batch, objective, config)),
-        "without": jax.jit(lambda params: accumulate(params, batch, objective, config)[::2]),
+        "with statistics": jax.jit(lambda params: accumulate(params, batch, objective, config)),
+        "without statistics": jax.jit(lambda params: accumulate(params, batch, objective, config)[::2]),
     }
-    seconds = interleaved({name: functools.partial(f, params) for name, f in candidates.items()}, rounds)
     name = f"nano's loss and gradients with statistics, {pretrain.ROWS} x {pretrain.SEQUENCE}"
-    return time_row(name, seconds["with"], seconds["without"], "without statistics", device_name())
+    [row] = time_rows(name, {name: functools.partial(f, params) for name, f in candidates.items()}, rounds)
+    return row
 
 
 def gradients(function):
@@ -73,7 +84,7 @@ def gradients(function):
 
 
 def scale(q_nope: Array, q_rope: Array) -> float:
-    """Of the logits."""
+    """Factor of the logits."""
     return (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
 
 

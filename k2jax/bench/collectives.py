@@ -15,7 +15,7 @@ import optax
 from k2jax.aot import topology
 from k2jax.aot.hlo.collective_ops import Collective, collectives
 from k2jax.aot.hlo.module import HloModule
-from k2jax.bench.timing import Row
+from k2jax.bench.timing import Row, cost_row
 from k2jax.config import Config, model_preset, replace_keys
 from k2jax.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from k2jax.optim import scale_by_muon
@@ -39,17 +39,7 @@ def measure(rounds: int = 1) -> list[Row]:
     exchanges = sum(c.count for c in sent["ours"] if c.kind == "all-to-all")
     shapes = {tuple(sorted(sides)) for sides in matrix_sides(layout)}
     name = f"Muon's collectives, {exchanges:.0f} all-to-alls for {len(shapes)} shapes of matrices"
-    return [
-        Row(
-            name,
-            ours_mb,
-            optax_mb,
-            ratio=optax_mb / ours_mb,
-            unit="MB",
-            device=f"compiled for {TOPOLOGY}",
-            baseline_name="optax.contrib.muon",
-        )
-    ]
+    return [cost_row(name, ours_mb, optax_mb, "MB", "optax.contrib.muon", device=f"compiled for {TOPOLOGY}")]
 
 
 def experiment() -> Config:

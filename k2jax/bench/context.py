@@ -15,14 +15,13 @@ import numpy as np
 
 from k2jax.bench.decode import NEW, PROMPT, SLOTS
 from k2jax.bench.serving import NAME
-from k2jax.bench.timing import Row, interleaved
+from k2jax.bench.timing import Row, cost_row, interleaved
 from k2jax.client import Sampling
 from k2jax.config import ModelConfig, model_preset
 from k2jax.convert.loading import load_pretrained
 from k2jax.inference.engine import Engine
 from k2jax.model import model_specs
 from k2jax.params import initialize
-from k2jax.runtime import device_name
 
 LENGTHS = (256, 4096, 32_768)
 BATCHES = (1, 16)
@@ -49,19 +48,8 @@ def _rows(name: str, model: ModelConfig, params: Any, rounds: int) -> list[Row]:
         token = {length: 1e3 * (seconds[f"{length} {NEW + 1}"] - seconds[f"{length} 1"]) / NEW for length in LENGTHS}
         for length in LENGTHS[1:]:
             title = f"{name} decodes, batch {batch}, {PROMPT} + {NEW} tokens, max_length {length:,}"
-            ratio = token[LENGTHS[0]] / token[length]
             baseline = f"max_length {LENGTHS[0]}"
-            rows.append(
-                Row(
-                    title,
-                    token[length],
-                    token[LENGTHS[0]],
-                    ratio=ratio,
-                    unit="ms/token",
-                    device=device_name(),
-                    baseline_name=baseline,
-                )
-            )
+            rows.append(cost_row(title, token[length], token[LENGTHS[0]], "ms/token", baseline))
     return rows
 
 

@@ -15,14 +15,13 @@ import numpy as np
 
 from k2jax.bench.baseline import torch_model
 from k2jax.bench.pretrain import EXPERT_IMPLEMENTATIONS
-from k2jax.bench.timing import Row, interleaved, rate_row
+from k2jax.bench.timing import Row, cost_row, fastest, interleaved, rate_row
 from k2jax.client import Sampling
 from k2jax.config import ModelConfig, model_preset
 from k2jax.inference.engine import Engine
 from k2jax.model import model_specs
 from k2jax.model.attention import attention_of
 from k2jax.params import initialize
-from k2jax.runtime import device_name
 
 PROMPT, NEW = 64, 64  # tokens
 SLOTS, MAX_LENGTH = 16, 4096  # the defaults of ``k2jax.serve``
@@ -52,9 +51,7 @@ def measure(rounds: int = 10) -> list[Row]:
         ):
             title = f"nano {phase}, batch {batch}, {PROMPT} + {NEW} tokens"
             ours_rate, base_rate = tokens / time("ours"), tokens / time("base")
-            rows.append(
-                rate_row(title, ours_rate, base_rate, "tokens/s", f"transformers generate, {name}", device_name())
-            )
+            rows.append(rate_row(title, ours_rate, base_rate, "tokens/s", f"transformers generate, {name}"))
     return [*rows, _cache_row()]
 
 
@@ -88,8 +85,7 @@ def _fastest(model: ModelConfig, prompts: np.ndarray) -> tuple[str, Callable[[in
                 return network.generate(inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
 
         candidates[name] = run
-    seconds = interleaved({name: _call(run, 9) for name, run in candidates.items()}, rounds=1, warmup=1)
-    best = min(seconds, key=seconds.__getitem__)
+    best = fastest({name: _call(run, 9) for name, run in candidates.items()})
     return f"experts {best}", candidates[best]
 
 
@@ -98,12 +94,4 @@ def _cache_row() -> Row:
     model = model_preset("k2")
     latent = 2 * model.layers * attention_of(model).cache_width(model)
     plain = 2 * model.layers * model.heads * (model.mla.qk_nope_dim + model.mla.qk_rope_dim + model.mla.v_dim)
-    return Row(
-        "K2's cache, bfloat16",
-        latent / 1e3,
-        plain / 1e3,
-        ratio=plain / latent,
-        unit="kB/token",
-        device="arithmetic",
-        baseline_name="multi-head",
-    )
+    return cost_row("K2's cache, bfloat16", latent / 1e3, plain / 1e3, "kB/token", "multi-head", device="arithmetic")

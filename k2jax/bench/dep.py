@@ -32,7 +32,7 @@ from k2jax.aot.cost.expert_rows import BFLOAT16
 from k2jax.aot.cost.roofline import device_seconds
 from k2jax.aot.cost.tower_cost import residual_bytes
 from k2jax.batch import PackedBatch, pack_row, stack_rows
-from k2jax.bench.timing import Row, interleaved
+from k2jax.bench.timing import Row, cost_row, interleaved, rate_row, time_row
 from k2jax.config import Config, defaults, resolve
 from k2jax.config.presets import vision_preset
 from k2jax.config.schema import VisionConfig
@@ -40,7 +40,6 @@ from k2jax.data.images.patch_packing import GROUP, PatchChunk, pack_rows
 from k2jax.data.images.placement import PatchRows, chunk_load, place_chunks
 from k2jax.losses import NLL
 from k2jax.parallel.schedule import Schedule, build_pipeline_schedule
-from k2jax.runtime import device_name
 from k2jax.train.program import Program
 
 TOPOLOGY = "v5p:8x8x16"
@@ -71,13 +70,13 @@ def drawn_rows(rng: np.random.Generator, rows: int, features: float, length: int
         length: most patches of a row; an image that does not fit is passed over.
     """
     drawn: list[list[int]] = [[] for _ in range(rows)]
-    room, wanted = np.full(rows, length), rows * features * GROUP
-    while wanted > 0:
+    room, missing = np.full(rows, length), rows * features * GROUP
+    while missing > 0:
         for row, size in enumerate(image_sizes(rng, rows)):
-            if size <= room[row] and wanted > 0:
+            if size <= room[row] and missing > 0:
                 drawn[row].append(size)
                 room[row] -= size
-                wanted -= size
+                missing -= size
     return drawn
 
 
@@ -120,14 +119,7 @@ def _balance() -> Iterator[Row]:
             f"tower's work, largest device over the mean, {len(sizes)} images on {devices} devices, placed in "
             f"{seconds:.1f} s of a core"
         )
-        yield Row(
-            name,
-            *spread,
-            ratio=spread[1] / spread[0],
-            unit="x",
-            device="counted",
-            baseline_name="images where their tokens are",
-        )
+        yield cost_row(name, *spread, "x", "images where their tokens are", device="counted")
 
 
 def _efficiency() -> Iterator[Row]:
@@ -143,9 +135,9 @@ def _efficiency() -> Iterator[Row]:
     devices, groups = estimator.layout.mesh.size, estimator.layout.mesh.size // parallel.stage
     rate = 1 / device_seconds(chip, 1.0, 0.0)[0]
     for share in SHARES:
-        wanted = share * config.data.sequence_length
-        length = max(LARGEST, int(1.5 * wanted * GROUP))
-        own = drawn_rows(np.random.default_rng(1), config.train.batch_size, wanted, length)
+        features = share * config.data.sequence_length
+        length = max(LARGEST, int(1.5 * features * GROUP))
+        own = drawn_rows(np.random.default_rng(1), config.train.batch_size, features, length)
         loads = np.array([sum(chunk_load(size, vision) for size in row) for row in own])
         padding = len(own) * length - sum(map(sum, own))
         # Placed on fewer devices at a time; rows of padding take the tower's products, not its attention.
@@ -159,14 +151,8 @@ def _efficiency() -> Iterator[Row]:
         located = text - pipeline + replay(schedule, forward, backward, slowest, 2 * slowest)
         name = f"efficiency of Kimi K2.5's step, {share:.0%} of the tokens are images"
         pair = text / decoupled, text / located
-        yield Row(
-            name,
-            *pair,
-            ratio=pair[0] / pair[1],
-            unit="of text",
-            device=f"estimated for {TOPOLOGY}",
-            baseline_name="the tower in stage 0",
-        )
+        device = f"estimated for {TOPOLOGY}"
+        yield rate_row(name, *pair, "of text", "the tower in stage 0", device=device)
 
 
 def _memory() -> Row:
@@ -175,8 +161,7 @@ def _memory() -> Row:
     rows = config.train.batch_size // len(topology.devices(TOPOLOGY))
     one = residual_bytes(dataclasses.replace(config.model, vision=vision_preset("moonvit")), LARGEST) / 1e9
     name = f"residuals of K2.5's tower on a device, {rows} rows of {LARGEST:,} patches"
-    device = f"traced for {TOPOLOGY}"
-    return Row(name, one, rows * one, ratio=rows, unit="GB", device=device, baseline_name="kept while the decoder runs")
+    return cost_row(name, one, rows * one, "GB", "kept while the decoder runs", device=f"traced for {TOPOLOGY}")
 
 
 def k2_config() -> Config:
@@ -192,17 +177,8 @@ def k2_config() -> Config:
 def _one_device(rounds: int) -> Row:
     """A step with 96 of 256 tokens from images, beside a step of the same model without a tower."""
     seconds = interleaved({name: _stepper(name) for name in ("nano_vision", None)}, rounds, warmup=1)
-    ratio = seconds[None] / seconds["nano_vision"]
     name = "step of nano, 8 rows of 256 tokens, 37 % of them from images"
-    return Row(
-        name,
-        seconds["nano_vision"] * 1e3,
-        seconds[None] * 1e3,
-        ratio=ratio,
-        unit="ms",
-        device=device_name(),
-        baseline_name="text alone",
-    )
+    return time_row(name, seconds["nano_vision"], seconds[None], "text alone")
 
 
 def _stepper(vision: str | None) -> Callable[[], jax.Array]:

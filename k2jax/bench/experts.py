@@ -9,9 +9,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from k2jax.bench.timing import Row, interleaved, time_row
+from k2jax.bench.timing import Row, time_rows
 from k2jax.config import ModelConfig, model_preset
-from k2jax.runtime import device_name
 from pallas_kernels.routed_experts import expert_counts, routed_experts
 
 TOKENS = 2048
@@ -45,16 +44,11 @@ def compare(model: ModelConfig, experts: int, tokens: int, dtype: Any, rounds: i
         candidates = {
             "ours": _gradients(functools.partial(routed_experts, capacity_factor=model.moe.capacity_factor)),
             "lax.ragged_dot": _gradients(_ragged),
-            "dense": _gradients(_dense),
+            "same FLOPs, one dense batched matmul": _gradients(_dense),
         }
-        seconds = interleaved(
-            {key: functools.partial(f, x, w13, w2, gates, ids) for key, f in candidates.items()}, rounds
-        )
         name = f"experts, forward + backward, {tokens} tokens, {active} of {experts}, {routing} routing"
-        rows += [
-            time_row(name, seconds["ours"], seconds["lax.ragged_dot"], "lax.ragged_dot", device_name()),
-            time_row(name, seconds["ours"], seconds["dense"], "same FLOPs, one dense batched matmul", device_name()),
-        ]
+        runs = {key: functools.partial(f, x, w13, w2, gates, ids) for key, f in candidates.items()}
+        rows += time_rows(name, runs, rounds)
     return rows
 
 

@@ -33,7 +33,6 @@ from k2jax.errors import UserError
 from k2jax.inference import Engine
 from k2jax.model import model_specs
 from k2jax.params import initialize
-from k2jax.runtime import device_name
 
 ROLLOUTS, TURNS, MAX_LENGTH = 64, 4, 4096
 SCORED = 8
@@ -56,7 +55,7 @@ def measure(rounds: int = 10) -> list[Row]:
     engine = _engine_seconds(lengths, answer, tokenizer.vocab_size)
     name = f"{ROLLOUTS} rollouts, prompts of {lengths[0]} to {lengths[-1]}, answers of {answer} tokens"
     return [
-        time_row(f"{name}, {kind}", statistics.median(times[stream][1:]), engine, "engine, micro model", device_name())
+        time_row(f"{name}, {kind}", statistics.median(times[stream][1:]), engine, "engine, micro model")
         for stream, kind in ((False, "whole"), (True, "streamed"))
     ]
 

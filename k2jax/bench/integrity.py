@@ -25,7 +25,6 @@ from k2jax.checkpoint import Checkpoints
 from k2jax.data.blocks import BLOCK
 from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, write_manifest
 from k2jax.data.shards import TokenStream, open_shards
-from k2jax.runtime import device_name
 
 _LEAVES, _SHAPE = 8, (16, 1024, 1024)  # 64 MiB each, in 64 chunks
 _SHARD_BYTES, _DOCUMENT = 128 * 2**20, 2048
@@ -134,4 +133,4 @@ def _map(folder: Path) -> list[np.ndarray]:
 
 
 def _row(name: str, seconds: dict[str, float]) -> Row:
-    return time_row(name, seconds["checked"], seconds["unchecked"], "the same without checks", device_name())
+    return time_row(name, seconds["checked"], seconds["unchecked"], "the same without checks")

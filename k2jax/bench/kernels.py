@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.bench import attention, experts
-from k2jax.bench.timing import Row, interleaved, time_row
+from k2jax.bench.timing import Row, time_rows
 from k2jax.config import ModelConfig, model_preset
-from k2jax.runtime import device_name
 from pallas_kernels import newton_schulz as ns
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.mla_attention import mla_attention
@@ -35,7 +34,6 @@ class Sizes:
     Attributes:
         model: widths.
         dtype: dtype of all arrays but the optimizer's.
-        heads: attention heads.
         sequences: (batch, tokens) of attention.
         path: tokens from the root of the tree to a leaf.
         tokens: number of routed tokens.
@@ -45,7 +43,6 @@ class Sizes:
 
     model: ModelConfig
     dtype: Any
-    heads: int
     sequences: tuple[tuple[int, int], ...]
     path: int
     tokens: int
@@ -61,8 +58,8 @@ def measure(rounds: int = 10) -> list[Row]:
     """Rows for each kernel and baseline that the device supports; others are named on the error output."""
     sizes = device_sizes()
     rows = [row for batch, length in sizes.sequences for row in _attention(sizes, batch, length, rounds)]
-    rows += [_tree(sizes, rounds), *_experts(sizes, rounds), *_grouped(sizes, rounds)]
-    return [*rows, _decode(sizes, rounds), _newton_schulz(sizes, rounds)]
+    rows += [*_tree(sizes, rounds), *_experts(sizes, rounds), *_grouped(sizes, rounds)]
+    return [*rows, *_decode(sizes, rounds), *_newton_schulz(sizes, rounds)]
 
 
 def device_sizes() -> Sizes:
@@ -72,7 +69,6 @@ def device_sizes() -> Sizes:
         return Sizes(
             model=nano,
             dtype=jnp.float32,
-            heads=nano.heads,
             sequences=((8, 256), (1, 2048)),
             path=1024,
             tokens=2048,
@@ -83,7 +79,6 @@ def device_sizes() -> Sizes:
     return Sizes(
         model=k2,
         dtype=jnp.bfloat16,
-        heads=k2.heads,
         sequences=((1, 4096),),
         path=4096,
         tokens=4096,
@@ -93,27 +88,14 @@ def device_sizes() -> Sizes:
 
 
 def _attention(sizes: Sizes, batch: int, length: int, rounds: int) -> list[Row]:
-    arrays = _attention_inputs(sizes, batch, length)
+    arrays = attention.inputs(sizes.model, batch, length, sizes.dtype)
     candidates = {
         "ours": attention.gradients(attention.ours),
         "dense scores": attention.gradients(attention.dense),
         "jax.nn.dot_product_attention": attention.gradients(_dot_product_attention),
     }
-    seconds = interleaved({name: functools.partial(f, *arrays) for name, f in candidates.items()}, rounds)
-    name = f"mla_attention, forward + backward, {batch} x {length:,}, {sizes.heads} heads"
-    return [time_row(name, seconds["ours"], seconds[other], other, device_name()) for other in list(candidates)[1:]]
-
-
-def _attention_inputs(sizes: Sizes, batch: int, length: int) -> tuple[Array, ...]:
-    model, per_head = sizes.model, (batch, sizes.heads, length)
-    shapes = (
-        (*per_head, model.mla.qk_nope_dim),
-        (*per_head, model.mla.qk_rope_dim),
-        (*per_head, model.mla.qk_nope_dim),
-        (batch, length, model.mla.qk_rope_dim),
-        (*per_head, model.mla.v_dim),
-    )
-    return _normal(shapes, sizes.dtype)
+    name = f"mla_attention, forward + backward, {batch} x {length:,}, {sizes.model.heads} heads"
+    return time_rows(name, {name: functools.partial(f, *arrays) for name, f in candidates.items()}, rounds)
 
 
 def _dot_product_attention(q_nope: Array, q_rope: Array, k_nope: Array, k_rope: Array, v: Array) -> tuple[Array, Array]:
@@ -128,23 +110,18 @@ def _dot_product_attention(q_nope: Array, q_rope: Array, k_nope: Array, k_rope: 
     return out.swapaxes(1, 2)[..., : v.shape[-1]], jnp.zeros(q.shape[1])
 
 
-def _tree(sizes: Sizes, rounds: int) -> Row:
+def _tree(sizes: Sizes, rounds: int) -> list[Row]:
     """A trajectory tree in one pass against its separate paths."""
     shared = int(SHARED * sizes.path)
     exits = tree_exits(shared, sizes.path - shared, BRANCHES)
-    tree = _attention_inputs(sizes, 1, len(exits))
-    paths = _attention_inputs(sizes, BRANCHES, sizes.path)
+    tree = attention.inputs(sizes.model, 1, len(exits), sizes.dtype)
+    paths = attention.inputs(sizes.model, BRANCHES, sizes.path, sizes.dtype)
     run = _tree_gradients(jnp.asarray(exits)[None])
-    seconds = interleaved(
-        {
-            "tree": functools.partial(run, *tree),
-            "paths": functools.partial(attention.gradients(attention.ours), *paths),
-        },
-        rounds,
-    )
     saved = pairs_saved(exits, sizes.path)
     name = f"mla_attention, tree of {BRANCHES} x {sizes.path:,}, {SHARED:.0%} shared, {saved:.2f} x fewer pairs"
-    return time_row(name, seconds["tree"], seconds["paths"], "separate paths", device_name())
+    ours = attention.gradients(attention.ours)
+    runs = {"tree": functools.partial(run, *tree), "separate paths": functools.partial(ours, *paths)}
+    return time_rows(name, runs, rounds)
 
 
 def tree_exits(shared: int, branch: int, branches: int) -> np.ndarray:
@@ -178,13 +155,12 @@ def _grouped(sizes: Sizes, rounds: int) -> list[Row]:
         print(f"not run: grouped_matmul is lax.ragged_dot itself on a {jax.default_backend()}", file=sys.stderr)
         return []
     rows, width, hidden = sizes.tokens * sizes.model.moe.active_experts, sizes.model.d_model, sizes.model.moe.expert_ffn
-    lhs, rhs = _normal(((rows, width), (sizes.experts, width, hidden)), sizes.dtype)
+    lhs, rhs = attention.random_arrays(((rows, width), (sizes.experts, width, hidden)), sizes.dtype)
     counts = jnp.full((sizes.experts,), rows // sizes.experts, jnp.int32)
     candidates = {"ours": grouped_matmul, "lax.ragged_dot": lax.ragged_dot} | _optional()
     compiled = {name: jax.jit(jax.grad(_squares(f), argnums=(0, 1))) for name, f in candidates.items()}
-    seconds = interleaved({name: functools.partial(f, lhs, rhs, counts) for name, f in compiled.items()}, rounds)
     name = f"grouped_matmul, forward + backward, {rows:,} rows, {sizes.experts} groups"
-    return [time_row(name, seconds["ours"], seconds[other], other, device_name()) for other in list(compiled)[1:]]
+    return time_rows(name, {name: functools.partial(f, lhs, rhs, counts) for name, f in compiled.items()}, rounds)
 
 
 def _optional() -> dict[str, Callable[..., Array]]:
@@ -205,14 +181,14 @@ def _squares(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda lhs, rhs, counts: (function(lhs, rhs, counts).astype(jnp.float32) ** 2).sum()
 
 
-def _decode(sizes: Sizes, rounds: int) -> Row:
+def _decode(sizes: Sizes, rounds: int) -> list[Row]:
     """Attention of one token of each sequence to cached latents, against cached keys and values of every head."""
     model, page = sizes.model, 16
-    width, heads = model.mla.kv_lora_rank + model.mla.qk_rope_dim, sizes.heads
+    width, heads = model.mla.kv_lora_rank + model.mla.qk_rope_dim, sizes.model.heads
     width = whole_lanes(width) if jax.default_backend() == "tpu" else width
     key_width = model.mla.qk_nope_dim + model.mla.qk_rope_dim
     pages = sizes.context // page
-    q, cache, q_head, k, v = _normal(
+    q, cache, q_head, k, v = attention.random_arrays(
         (
             (SEQUENCES, heads, width),
             (1, SEQUENCES * pages, page, width),
@@ -231,27 +207,23 @@ def _decode(sizes: Sizes, rounds: int) -> Row:
         logits = jnp.einsum("nhw,nhkw->nhk", q, k, preferred_element_type=jnp.float32) * key_width**-0.5
         return jnp.einsum("nhk,nhkv->nhv", jax.nn.softmax(logits).astype(v.dtype), v)
 
-    seconds = interleaved(
-        {
-            "ours": functools.partial(ours, q, cache, 0, table, lengths),
-            "expanded": functools.partial(expanded, q_head, k, v),
-        },
-        rounds,
-    )
     name = f"mla_decode, {SEQUENCES} sequences, {sizes.context:,} cached tokens, {heads} heads"
-    return time_row(name, seconds["ours"], seconds["expanded"], "multi-head cache", device_name())
+    runs = {
+        "ours": functools.partial(ours, q, cache, 0, table, lengths),
+        "multi-head cache": functools.partial(expanded, q_head, k, v),
+    }
+    return time_rows(name, runs, rounds)
 
 
-def _newton_schulz(sizes: Sizes, rounds: int) -> Row:
+def _newton_schulz(sizes: Sizes, rounds: int) -> list[Row]:
     """Five steps on a stack of experts' matrices, against batched products that do not exploit symmetry."""
     model = sizes.model
-    (x,) = _normal(((sizes.experts, model.d_model, model.moe.expert_ffn),), jnp.float32)
+    (x,) = attention.random_arrays(((sizes.experts, model.d_model, model.moe.expert_ffn),), jnp.float32)
     steps = ns.coefficients("muon", 5)
     ours = jax.jit(lambda x: ns.newton_schulz(x, steps))
     plain = jax.jit(functools.partial(_plain_newton_schulz, steps=steps))
-    seconds = interleaved({"ours": lambda: ours(x), "plain": lambda: plain(x)}, rounds)
     name = f"newton_schulz, {sizes.experts} x {model.d_model} x {model.moe.expert_ffn}"
-    return time_row(name, seconds["ours"], seconds["plain"], "batched products", device_name())
+    return time_rows(name, {"ours": lambda: ours(x), "batched products": lambda: plain(x)}, rounds)
 
 
 def _plain_newton_schulz(x: Array, steps: ns.Coefficients) -> Array:
@@ -262,8 +234,3 @@ def _plain_newton_schulz(x: Array, steps: ns.Coefficients) -> Array:
         gram_BNN = x @ x.swapaxes(1, 2)
         x = a * x + (b * gram_BNN + c * (gram_BNN @ gram_BNN)) @ x
     return x.swapaxes(1, 2).astype(jnp.float32)
-
-
-def _normal(shapes: tuple[tuple[int, ...], ...], dtype: Any) -> tuple[Array, ...]:
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    return tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))

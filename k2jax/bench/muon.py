@@ -7,13 +7,12 @@ import functools
 import jax
 import optax
 
-from k2jax.bench.timing import Row, interleaved, time_row
+from k2jax.bench.timing import Row, time_rows
 from k2jax.config import model_preset
 from k2jax.config.schema import OptimizerConfig
 from k2jax.model import model_specs
 from k2jax.optim import group_of, scale_by_muon
 from k2jax.params import ParamSpec, initialize, is_spec, named_specs
-from k2jax.runtime import device_name
 from pallas_kernels.newton_schulz import coefficients
 
 RATE, DECAY = 1e-3, 0.1
@@ -25,10 +24,9 @@ def measure(rounds: int = 10) -> list[Row]:
     params = initialize(specs, jax.random.key(0), 0.02)
     grads = initialize(specs, jax.random.key(1), 1e-3)
     candidates = {name: _update(optimizer, grads, params) for name, optimizer in _optimizers(specs).items()}
-    seconds = interleaved(candidates, rounds)
     count = sum(spec.size for spec in specs.values())
     name = f"Muon update, nano's {len(specs)} leaves, {count / 1e6:.1f}M parameters"
-    return [time_row(name, seconds["ours"], seconds["optax"], "optax.contrib.muon", device_name())]
+    return time_rows(name, candidates, rounds)
 
 
 def _is_muon(spec: ParamSpec) -> bool:
@@ -48,7 +46,7 @@ def _optimizers(specs: dict[str, ParamSpec]) -> dict[str, optax.GradientTransfor
         nesterov=False,
         muon_weight_dimension_numbers=jax.tree.map(_dimension_numbers, specs, is_leaf=is_spec),
     )
-    return {"ours": ours, "optax": theirs}
+    return {"ours": ours, "optax.contrib.muon": theirs}
 
 
 def _dimension_numbers(spec: ParamSpec) -> optax.contrib.MuonDimensionNumbers:

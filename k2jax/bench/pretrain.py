@@ -15,10 +15,9 @@ import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.bench.baseline import torch_model
-from k2jax.bench.timing import Row, interleaved, rate_row
+from k2jax.bench.timing import Row, fastest, interleaved, rate_row
 from k2jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig, model_preset
 from k2jax.errors import UserError
-from k2jax.runtime import device_name
 from k2jax.train.program import Program
 
 ROWS, SEQUENCE = 8, 256
@@ -31,16 +30,9 @@ def measure(rounds: int = 10) -> list[Row]:
     tokens = np.random.default_rng(0).integers(0, model.vocab, (ROWS, SEQUENCE))
     name, baseline = fastest_baseline(model, tokens)
     seconds = interleaved({"ours": jax_step(model, tokens), "baseline": baseline}, rounds)
-    return [
-        rate_row(
-            f"nano training, AdamW, {ROWS} x {SEQUENCE} tokens",
-            tokens.size / seconds["ours"],
-            tokens.size / seconds["baseline"],
-            "tokens/s",
-            f"transformers + torch, experts {name}",
-            device_name(),
-        )
-    ]
+    rates = tokens.size / seconds["ours"], tokens.size / seconds["baseline"]
+    title = f"nano training, AdamW, {ROWS} x {SEQUENCE} tokens"
+    return [rate_row(title, *rates, "tokens/s", f"transformers + torch, experts {name}")]
 
 
 def fastest_baseline(model: ModelConfig, tokens: np.ndarray) -> tuple[str, Callable[[], Any]]:
@@ -56,10 +48,7 @@ def fastest_baseline(model: ModelConfig, tokens: np.ndarray) -> tuple[str, Calla
         candidates[name] = step
     if not candidates:
         raise UserError('no experts implementation of transformers runs; pip install -e ".[parity]" pins one that does')
-    seconds = interleaved(candidates, rounds=3, warmup=1)
-    for name, value in seconds.items():
-        print(f"transformers with experts {name}: {value * 1e3:.0f} ms a step", file=sys.stderr)
-    best = min(seconds, key=seconds.__getitem__)
+    best = fastest(candidates, rounds=3)
     return best, candidates[best]
 
 

@@ -14,21 +14,19 @@ import dataclasses
 from pathlib import Path
 import statistics
 import tempfile
-import time
 
 from k2jax.bench.rl_baseline import GenerateClient, fastest_generate, start_weights
 from k2jax.bench.rl_loop import PROMPT, PROMPTS, SAMPLES, SLOTS, BenchLoop, bench_config
 from k2jax.bench.rl_tasks import register
-from k2jax.bench.timing import Row, interleaved, rate_row, time_row
+from k2jax.bench.timing import Clock, Row, interleaved, rate_row, time_row
 from k2jax.config import Config
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.inference import LockstepClient
-from k2jax.runtime import device_name
 from k2jax.text.chat import configured_chat
 
 LENGTHS = {"random lengths": 192, "cut at 24": 24}  # most tokens of a response
 MODELS = ("micro",)
-MOST_ITERATIONS = 5  # whose phases are timed
+MAX_ITERATIONS = 5  # whose phases are timed
 
 
 def measure(rounds: int = 10) -> list[Row]:
@@ -45,8 +43,8 @@ def _measure_model(name: str, rounds: int) -> list[Row]:
         end = configured_chat(tokenizer, config.data.chat_format).end
         config = dataclasses.replace(config, init_from=str(start_weights(config.model, end, Path(folder))))
         with _Loop(config, Path(folder)) as loop:
-            rows = [_rollout_row(loop, name, kind, most, rounds) for kind, most in LENGTHS.items()]
-            return [*rows, *_phase_rows(loop, name, min(rounds, MOST_ITERATIONS))]
+            rows = [_rollout_row(loop, name, kind, max_tokens, rounds) for kind, max_tokens in LENGTHS.items()]
+            return [*rows, *_phase_rows(loop, name, min(rounds, MAX_ITERATIONS))]
 
 
 class _Loop(BenchLoop):
@@ -59,11 +57,11 @@ class _Loop(BenchLoop):
         self.generate_client = GenerateClient(generate, SLOTS)
 
 
-def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> Row:
+def _rollout_row(loop: _Loop, name: str, kind: str, max_tokens: int, rounds: int) -> Row:
     counts: dict[str, list[int]] = {"ours": [], "base": []}
 
     def side(which: str, client: LockstepClient | GenerateClient) -> Callable[[], None]:
-        prompts = loop.prompts(most, client)
+        prompts = loop.prompts(max_tokens, client)
 
         def run() -> None:
             groups = loop.event_loop.run(prompts.collect(1 + len(counts[which])))
@@ -77,50 +75,33 @@ def _rollout_row(loop: _Loop, name: str, kind: str, most: int, rounds: int) -> R
     responses = PROMPTS * SAMPLES
     mean = statistics.median(counts["ours"][-rounds:]) / responses
     title = f"{name} rollouts, {responses} responses of {mean:.0f} ({kind}) to {PROMPT}-token prompts"
-    return rate_row(
-        title, rates["ours"], rates["base"], "tokens/s", f"transformers generate, {loop.baseline}", device_name()
-    )
+    return rate_row(title, rates["ours"], rates["base"], "tokens/s", f"transformers generate, {loop.baseline}")
 
 
 def _phase_rows(loop: _Loop, name: str, rounds: int) -> list[Row]:
     """Median times of the phases of whole iterations; scoring overlaps with the rollouts, and is also timed alone."""
     prompts, times = loop.prompts(max(LENGTHS.values()), loop.client), []
     for step in loop.run.steps():
-        clock = _Clock()
+        clock, laps = Clock(), {}
         groups = loop.event_loop.run(prompts.collect(step))
-        clock.lap("rollouts with scoring")
+        laps["rollouts with scoring"] = clock.lap()
         for number, packed in loop.trainer.pack(groups).items():
             loop.trainer.update(number, packed.rows)
-        clock.lap("packing and training")
+        laps["packing and training"] = clock.lap()
         loop.sync.push(loop.run.state.params, step)
-        clock.lap("weight sync")
-        whole = sum(clock.laps.values())
+        laps["weight sync"] = clock.lap()
+        whole = sum(laps.values())
         loop.event_loop.run(_judge(loop, groups))
-        clock.lap("scoring alone")
-        times.append({**clock.laps, "whole": whole})
+        laps["scoring alone"] = clock.lap()
+        times.append({**laps, "whole": whole})
         if len(times) == rounds + 1:
             break
     medians = {phase: statistics.median(time[phase] for time in times[1:]) for phase in times[0]}  # the first compiles
     whole = medians.pop("whole")
     title = f"{name} iteration: {{}}"
-    return [
-        time_row(title.format(phase), seconds, whole, "the whole iteration", device_name())
-        for phase, seconds in medians.items()
-    ]
+    return [time_row(title.format(phase), seconds, whole, "the whole iteration") for phase, seconds in medians.items()]
 
 
 async def _judge(loop: _Loop, groups: list) -> None:
     pairs = [(group.prompt.task, each) for group in groups for each in group.trajectories]
     await asyncio.gather(*(loop.scorer_without_log.judge(*pair) for pair in pairs))
-
-
-class _Clock:
-    """Seconds between laps."""
-
-    def __init__(self):
-        self.laps: dict[str, float] = {}
-        self._began = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name], self._began = now - self._began, now

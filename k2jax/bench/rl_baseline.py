@@ -11,7 +11,7 @@ import numpy as np
 
 from k2jax.bench.baseline import torch_model
 from k2jax.bench.pretrain import EXPERT_IMPLEMENTATIONS
-from k2jax.bench.timing import interleaved
+from k2jax.bench.timing import fastest
 from k2jax.client import Client, Completion, OnToken, Sampling, new_completion, refuse_media
 from k2jax.config import ModelConfig
 from k2jax.convert.importing import import_folder
@@ -19,7 +19,7 @@ from k2jax.convert.importing import import_folder
 END_SCALE = 8.0
 """Factor of the end token's row of the head."""
 Generate = Callable[[list[tuple[int, ...]], int, Sampling], list[list[int]]]
-"""From distinct prompts, samples of each and how to sample, to the new ids of each sample, the end included."""
+"""Maps distinct prompts, samples of each and how to sample to the new ids of each sample, the end included."""
 
 
 class GenerateClient(Client):
@@ -119,8 +119,7 @@ def fastest_generate(folder: Path, prompts: Sequence[tuple[int, ...]], samples: 
     candidates = {name: _generate(folder / "transformers", name) for name in EXPERT_IMPLEMENTATIONS}
     trial = Sampling(max_tokens=8, temperature=1.0)
     runs = {name: lambda run=run: run(list(prompts), samples, trial) for name, run in candidates.items()}
-    seconds = interleaved(runs, rounds=1, warmup=1)
-    best = min(seconds, key=seconds.__getitem__)
+    best = fastest(runs)
     return f"experts {best}", candidates[best]
 
 

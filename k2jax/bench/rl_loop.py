@@ -52,9 +52,9 @@ class BenchLoop(contextlib.ExitStack):
         self.sync.push(self.run.state.params, 0)
         self.client = LockstepClient(engine)
 
-    def prompts(self, most: int, client: LockstepClient) -> LockstepPrompts:
-        """Groups from the first prompt on, of at most ``most`` tokens a response."""
-        tasks = {name: dataclasses.replace(each, max_tokens=most) for name, each in self._config.rl.tasks.items()}
+    def prompts(self, max_tokens: int, client: LockstepClient) -> LockstepPrompts:
+        """Groups from the first prompt on, of at most ``max_tokens`` tokens a response."""
+        tasks = {name: dataclasses.replace(each, max_tokens=max_tokens) for name, each in self._config.rl.tasks.items()}
         config = dataclasses.replace(self._config, rl=dataclasses.replace(self._config.rl, tasks=tasks))
         episodes = Episodes(config, client, self._chat, self._tokenizer, self._scorer)
         return LockstepPrompts(episodes, self._mixture, Methods())

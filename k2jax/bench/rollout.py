@@ -29,7 +29,8 @@ from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.collect.simulated import Simulation
 from k2jax.agents.task import Budget, Task
-from k2jax.bench.timing import Row
+from k2jax.bench.sandbox import available_memory
+from k2jax.bench.timing import Row, cost_row
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import verify
 
@@ -50,8 +51,8 @@ class ScaleRun:
     tasks: int
     lag: Any
     seconds: float
-    most_running: int
-    most_requests: int
+    max_running: int
+    max_requests: int
     kills: int
     memory: int
     tokens: int
@@ -63,25 +64,16 @@ class ScaleRun:
 
 def measure(rounds: int = 1) -> list[Row]:
     """The row of one run; ``rounds`` is not read."""
-    tasks = min(TASKS, int(0.6 * _available() / _BYTES_OF_AN_EPISODE) // SAMPLES * SAMPLES)
+    tasks = min(TASKS, int(0.6 * available_memory() / _BYTES_OF_AN_EPISODE) // SAMPLES * SAMPLES)
     result = run_scale(tasks)
     name = f"scheduler lag p99, {result.tasks:,} concurrent episodes, {result.kills} workers killed"
     lag = result.lag.p99
-    return [
-        Row(
-            name,
-            lag * 1e3,
-            LIMIT * 1e3,
-            ratio=LIMIT / lag,
-            unit="ms",
-            device=f"{os.cpu_count()} processors",
-            baseline_name="the limit",
-        )
-    ]
+    device = f"{os.cpu_count()} processors"
+    return [cost_row(name, lag * 1e3, LIMIT * 1e3, "ms", "the limit", device=device)]
 
 
 def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
-    """Collects so many episodes and prints what was measured.
+    """Collects a number of episodes and prints what was measured.
 
     Raises:
         AssertionError: an episode was lost, doubled, or is not what it should be.
@@ -91,10 +83,10 @@ def run_scale(tasks: int, kills: int = 6, seed: int = 0) -> ScaleRun:
         _check(Path(folder), result)
     lag = result.lag
     print(
-        f"{tasks:,} episodes in {result.seconds:.0f} s: at most {result.most_running:,} at a time, "
-        f"{result.most_requests:,} of them waiting for the engine\n"
-        f"scheduler late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most {lag.most * 1e3:.0f} ms; "
-        f"p99 of what it did itself {lag.own_p99 * 1e3:.1f} ms; "
+        f"{tasks:,} episodes in {result.seconds:.0f} s: at most {result.max_running:,} at a time, "
+        f"{result.max_requests:,} of them waiting for the engine\n"
+        f"scheduler late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most "
+        f"{lag.maximum * 1e3:.0f} ms; p99 of what it did itself {lag.own_p99 * 1e3:.1f} ms; "
         f"longest of {lag.collections} garbage collections {lag.collecting * 1e3:.0f} ms\n"
         f"processors that this took on average {result.processors[0]:.2f}, that other programs took beside it "
         f"{result.processors[1]:.2f}, of {os.cpu_count()}\n"
@@ -109,7 +101,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
     tokenizer = byte_tokenizer()
     tokenizer.save(folder / "tokenizer")
     mean = max(1.0, tasks * _SECONDS_OF_AN_EPISODE)
-    simulation = Simulation(answer=mean, tool=mean / 20, most=4)
+    simulation = Simulation(answer=mean, tool=mean / 20, max_calls=4)
     write_tasks(folder, [("simulated", _task(number, simulation)) for number in range(tasks // SAMPLES)])
     record = {
         "socket": str(folder / "engine.sock"),
@@ -210,8 +202,8 @@ def _result(
         tasks=len(emissions),
         lag=manager.probe.lag,
         seconds=seconds,
-        most_running=manager.most_running,
-        most_requests=watch.requests,
+        max_running=manager.max_running,
+        max_requests=watch.requests,
         kills=watch.kills,
         memory=watch.memory,
         **{name: sum(getattr(emission, name) for emission in emissions) for name in names},
@@ -239,8 +231,3 @@ def _own_memory(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) << 10
     return 0
-
-
-def _available() -> int:
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

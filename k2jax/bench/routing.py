@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.agents.collect.routing import BLOCK, KnownBlocks, Policy, Router, chained_blocks
-from k2jax.bench.timing import Row
+from k2jax.bench.timing import Row, cost_row
 
 ENGINES, SLOTS, CACHE = 4, 32, 400_000  # engines, sequences of each, tokens of its cache
 PREFILL = 10_000.0  # tokens/s
@@ -76,17 +76,7 @@ def measure(rounds: int = 1) -> list[Row]:
         ours = played[policy]
         label = f"engine time of a sample, {name} ({ours.cached:.0%} of prompts cached)"
         theirs = f"round-robin, whole batches ({baseline.cached:.0%} cached)"
-        rows.append(
-            Row(
-                label,
-                ours.cost,
-                baseline.cost,
-                ratio=baseline.cost / ours.cost,
-                unit="s",
-                device=device,
-                baseline_name=theirs,
-            )
-        )
+        rows.append(cost_row(label, ours.cost, baseline.cost, "s", theirs, device=device))
     return rows
 
 

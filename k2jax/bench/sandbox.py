@@ -28,14 +28,14 @@ from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.namespaces import NamespaceSandbox
 from k2jax.agents.sandbox.python_worker import ToolWorker
-from k2jax.bench.timing import Row, rate_row
+from k2jax.bench.timing import Row, cost_row, rate_row
 from k2jax.errors import UserError
 from k2jax.tasks.code.human_eval import human_eval_records
 
 STARTS = 80
 """Cold starts of one round."""
 _STARTED_AT_ONCE = 8
-"""Of them, for each processor."""
+"""Cold starts that run at once, for each processor."""
 LIVE = 3000
 """Sandboxes that live at once, each with a worker, where the machine has the memory."""
 CALLS = 20_000
@@ -50,8 +50,8 @@ _SOURCE = "def add(a, b): return {'sum': a + b}"
 
 def measure(rounds: int = 10) -> list[Row]:
     """Rows of cold starts, of tool calls, and of HumanEval where its package is installed."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     return asyncio.run(_measure(rounds))
 
 
@@ -61,18 +61,18 @@ async def _measure(rounds: int) -> list[Row]:
     try:
         ours, bare = await _cold_starts(backend, spec, python.executable, rounds)
         device = f"{os.cpu_count()} processors"
-        rows = [rate_row("cold start of Python", ours, bare, "1/s", "bare bwrap python -I -S", device)]
-        live = min(LIVE, int(0.8 * _available() / _BYTES_OF_A_SANDBOX))
+        rows = [rate_row("cold start of Python", ours, bare, "1/s", "bare bwrap python -I -S", device=device)]
+        live = min(LIVE, int(0.8 * available_memory() / _BYTES_OF_A_SANDBOX))
         calls, seconds, size = await _tool_calls(backend, spec, live)
         name = f"tool call, {live} live sandboxes ({size / 2**30:.1f} GiB, opened in {seconds:.0f} s)"
-        rows.append(rate_row(name, calls, ours, "1/s", "a cold start for each call", device))
+        rows.append(rate_row(name, calls, ours, "1/s", "a cold start for each call", device=device))
         return [*rows, *await _human_eval(backend, spec, python.executable, device)]
     finally:
         backend.close()
 
 
-async def _at_once(most: int, works: list[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
-    """Results of coroutine functions, of which only so many run at a time."""
+async def _at_once(limit: int, works: list[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
+    """Results of coroutine functions, of which at most ``limit`` run at a time."""
     results: list[Any] = [None] * len(works)
     numbers = iter(range(len(works)))
 
@@ -80,7 +80,7 @@ async def _at_once(most: int, works: list[Callable[[], Coroutine[Any, Any, Any]]
         for number in numbers:
             results[number] = await works[number]()
 
-    await asyncio.gather(*(take() for _ in range(most)))
+    await asyncio.gather(*(take() for _ in range(limit)))
     return results
 
 
@@ -121,7 +121,7 @@ def _bare(spec: SandboxSpec) -> list[str]:
     return [*argv, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--"]
 
 
-def _available() -> int:
+def available_memory() -> int:
     """Bytes of memory that are free or can be freed."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -130,7 +130,7 @@ def _available() -> int:
 
 
 async def _tool_calls(backend: BubblewrapBackend, spec: SandboxSpec, live: int) -> tuple[float, float, int]:
-    """Calls a second over so many live sandboxes, the seconds that opening them took, and the bytes that they need."""
+    """Calls a second over ``live`` sandboxes, the seconds that opening them took, and the bytes that they need."""
     sandboxes: list[NamespaceSandbox] = []
     workers: list[ToolWorker] = []
 
@@ -141,9 +141,9 @@ async def _tool_calls(backend: BubblewrapBackend, spec: SandboxSpec, live: int) 
         await worker.start()
         workers.append(worker)
 
-    before, begun = _available(), time.perf_counter()
+    before, begun = available_memory(), time.perf_counter()
     await _at_once(_OPENED_AT_ONCE, [open_one] * live)
-    opened, size = time.perf_counter() - begun, before - _available()
+    opened, size = time.perf_counter() - begun, before - available_memory()
     turns = itertools.cycle(workers)
 
     async def call(number: int = 0) -> None:
@@ -217,4 +217,4 @@ async def _human_eval(backend: BubblewrapBackend, spec: SandboxSpec, python: str
             "sandboxes and plain subprocesses grade HumanEval differently: see python -m k2jax.sandbox check"
         )
     name = f"HumanEval: {canonical} of {len(programs)} canonical and {empty} of {len(programs)} empty solutions pass"
-    return [Row(name, ours, bare, ratio=bare / ours, unit="s", device=device, baseline_name="plain subprocesses")]
+    return [cost_row(name, ours, bare, "s", "plain subprocesses", device=device)]

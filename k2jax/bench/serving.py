@@ -22,7 +22,6 @@ from k2jax.client import HTTPClient, Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.convert.packaged import packaged_file
 from k2jax.errors import UserError
-from k2jax.runtime import device_name
 
 NAME, NEW = "smollm2", 64
 TEXT = "Number {} of the letters that she wrote from the harbour in that winter begins with the weather, and goes on"
@@ -51,7 +50,7 @@ def measure(rounds: int = 10) -> list[Row]:
             )
             ours, base = np.median(counts) / seconds["ours"], streams * NEW / seconds["base"]
             title = f"SmolLM2 served, {streams} stream{'s' * (streams > 1)}, {len(prompts(1)[0])} + {NEW} tokens"
-            rows.append(rate_row(title, ours, base, "tokens/s", "transformers generate", device_name()))
+            rows.append(rate_row(title, ours, base, "tokens/s", "transformers generate"))
     return rows
 
 

@@ -21,12 +21,11 @@ import time
 from typing import NamedTuple
 
 from k2jax.bench.serving import NAME, TEXT, server
-from k2jax.bench.timing import Row
+from k2jax.bench.timing import Row, cost_row
 from k2jax.client import HTTPClient, Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.errors import UserError
 from k2jax.report.metrics import FILE
-from k2jax.runtime import device_name
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "pretrain" / "nano.py"
 
@@ -64,17 +63,7 @@ def _rows(title: str, pairs: list[tuple[Start, Start]]) -> list[Row]:
         first, second = (
             statistics.median(getattr(start, field) for start in side) for side in zip(*pairs, strict=True)
         )
-        rows.append(
-            Row(
-                f"{title}, {what}",
-                second,
-                first,
-                ratio=first / second,
-                unit="s",
-                device=device_name(),
-                baseline_name="the first start",
-            )
-        )
+        rows.append(cost_row(f"{title}, {what}", second, first, "s", "the first start"))
     return rows
 
 
@@ -120,6 +109,6 @@ def _kept_in(cache: str) -> dict[str, str]:
 
 
 def _processor_time() -> float:
-    """Of all processes that this one has started and that have ended [s]."""
+    """Processor time of all processes that this one has started and that have ended [s]."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -19,7 +19,6 @@ from k2jax.config import Config, defaults, resolve
 from k2jax.config.schema import RolloutConfig
 from k2jax.rl.sync.checkpoint_engine import SHARED_MEMORY, CheckpointEngine
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
-from k2jax.runtime import device_name
 from k2jax.train.program import Program
 
 
@@ -34,7 +33,7 @@ def measure(rounds: int = 10) -> list[Row]:
     size = sync.bytes / 1e9
     rates = {name: size / time for name, time in seconds.items()}
     what = f"{size * 1e3:.0f} MB in {len(sync.buckets)} buckets"
-    pushed = rate_row(f"push {what}", rates["push"], rates["copy"], "GB/s", "plain copy", device_name())
+    pushed = rate_row(f"push {what}", rates["push"], rates["copy"], "GB/s", "plain copy")
     return [pushed, _publish_row(engine.weights.leaves, what, size, rounds)]
 
 
@@ -52,7 +51,7 @@ def _publish_row(leaves, what: str, size: float, rounds: int) -> Row:
         seconds = interleaved({"publish": lambda: store.publish(leaves(), 1), "write": write}, rounds)
         store.remove()
     rates = {name: size / time for name, time in seconds.items()}
-    return rate_row(f"publish {what}", rates["publish"], rates["write"], "GB/s", "plain files", device_name())
+    return rate_row(f"publish {what}", rates["publish"], rates["write"], "GB/s", "plain files")
 
 
 def _config() -> Config:

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+from k2jax.runtime import device_name
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -61,13 +63,61 @@ def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: i
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def time_row(name: str, ours: float, baseline: float, baseline_name: str, device: str) -> Row:
-    """Row of two times, given in seconds and reported in milliseconds."""
+def time_row(name: str, ours: float, baseline: float, baseline_name: str) -> Row:
+    """Row of two times on the default device, given in seconds and reported in milliseconds."""
+    return cost_row(name, ours * 1e3, baseline * 1e3, "ms", baseline_name)
+
+
+def time_rows(name: str, candidates: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> list[Row]:
+    """Rows of the times of interleaved runs: the first candidate is ours, the others are baselines by their names."""
+    ours, *others = (seconds := interleaved(candidates, rounds, warmup))
+    return [time_row(name, seconds[ours], seconds[other], other) for other in others]
+
+
+def cost_row(
+    name: str, ours: float, baseline: float, unit: str, baseline_name: str, *, device: str | None = None
+) -> Row:
+    """Row of two quantities of which less is better; ``device`` says where they are from, or how they were counted."""
     return Row(
-        name, ours * 1e3, baseline * 1e3, ratio=baseline / ours, unit="ms", device=device, baseline_name=baseline_name
+        name,
+        ours,
+        baseline,
+        ratio=baseline / ours,
+        unit=unit,
+        device=device or device_name(),
+        baseline_name=baseline_name,
     )
 
 
-def rate_row(name: str, ours: float, baseline: float, unit: str, baseline_name: str, device: str) -> Row:
-    """Row of two rates."""
-    return Row(name, ours, baseline, ratio=ours / baseline, unit=unit, device=device, baseline_name=baseline_name)
+def rate_row(
+    name: str, ours: float, baseline: float, unit: str, baseline_name: str, *, device: str | None = None
+) -> Row:
+    """Row of two rates, of which more is better; ``device`` as of ``cost_row``."""
+    return Row(
+        name,
+        ours,
+        baseline,
+        ratio=ours / baseline,
+        unit=unit,
+        device=device or device_name(),
+        baseline_name=baseline_name,
+    )
+
+
+def fastest(candidates: dict[str, Callable[[], Any]], rounds: int = 1) -> str:
+    """The name of the candidate with the least median time of a few interleaved runs."""
+    seconds = interleaved(candidates, rounds, warmup=1)
+    return min(seconds, key=seconds.__getitem__)
+
+
+class Clock:
+    """Seconds since the last lap."""
+
+    def __init__(self):
+        self._began = time.perf_counter()
+
+    def lap(self) -> float:
+        """Begins the next lap; returns the seconds of the one before."""
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        return seconds

@@ -12,7 +12,6 @@ import functools
 from pathlib import Path
 import statistics
 import tempfile
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -23,13 +22,12 @@ from k2jax.batch import PackedBatch, stack_rows
 from k2jax.bench import attention
 from k2jax.bench.rl_loop import SAMPLES, BenchLoop, bench_config
 from k2jax.bench.rl_tasks import register
-from k2jax.bench.timing import Row, interleaved, time_row
+from k2jax.bench.timing import Clock, Row, interleaved, time_row
 from k2jax.config import Config, PackingConfig
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.losses.registry import make_policy_loss
 from k2jax.rl.packing.rows import PackedRows, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingSample
-from k2jax.runtime import device_name
 from k2jax.train.program import Program
 from k2jax.train.step import make_gradient_step
 from k2jax.trajectory import Node, Trajectory
@@ -99,20 +97,13 @@ def _forward_backward(config: Config, rounds: int) -> Iterator[Row]:
         seconds = interleaved(candidates, rounds, warmup=1)
         share = config.model.layers * seconds["attention"] / seconds["paths"]
         name = f"{MODEL}, loss + gradients, {_sizes(packed)}, attention {share:.0%} of the paths' time"
-        yield time_row(name, seconds["tree"], seconds["paths"], "every path by itself", device_name())
+        yield time_row(name, seconds["tree"], seconds["paths"], "every path by itself")
 
 
 def _attention(config: Config, rows: Sequence[PackedBatch]) -> Any:
     """Forward and backward pass of one layer's attention on the paths, without its projections."""
     model, batch = config.model, stack_rows(rows)
-    widths = (model.mla.qk_nope_dim, model.mla.qk_rope_dim, model.mla.qk_nope_dim, None, model.mla.v_dim)
-    keys, (count, length) = jax.random.split(jax.random.key(0), len(widths)), batch.tokens.shape
-    args = [
-        jax.random.normal(key, (count, model.heads, length, width))
-        if width
-        else jax.random.normal(key, (count, length, model.mla.qk_rope_dim))
-        for key, width in zip(keys, widths, strict=True)
-    ]
+    args = attention.inputs(model, *batch.tokens.shape)
 
     def attend(*args: jax.Array) -> tuple[jax.Array, jax.Array]:
         out, stats = mla_attention(*args, exit=jnp.asarray(batch.exit), scale=attention.scale(*args[:2]))
@@ -129,7 +120,7 @@ def _iteration(config: Config, rounds: int) -> Row:
             rollouts, times = loop.rollouts(LONGEST, loop.client), []
             rng, packed = np.random.default_rng(0), {}
             for step in loop.run.steps():
-                clock, seconds = _Clock(), {}
+                clock, seconds = Clock(), {}
                 groups = loop.event_loop.run(rollouts.collect(step))
                 shared = clock.lap()
                 samples = [TrainingSample(each, float(rng.normal())) for group in groups for each in group.trajectories]
@@ -150,7 +141,7 @@ def _iteration(config: Config, rounds: int) -> Row:
         f"{MODEL}, iteration of {PROMPTS} prompts x {SAMPLES} answers, {_sizes(packed)}, "
         f"training {share:.0%} of the paths' time"
     )
-    return time_row(name, medians["tree"], medians["paths"], "every path by itself", device_name())
+    return time_row(name, medians["tree"], medians["paths"], "every path by itself")
 
 
 def _sizes(packed: dict[str, PackedRows]) -> str:
@@ -159,15 +150,3 @@ def _sizes(packed: dict[str, PackedRows]) -> str:
         f"{tree.stored_tokens} tokens in trees, {paths.stored_tokens / tree.stored_tokens:.2f} x in paths "
         f"(padding {tree.padding:.1%}, {paths.padding:.1%})"
     )
-
-
-class _Clock:
-    """Seconds since the last lap."""
-
-    def __init__(self):
-        self._began = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        seconds, self._began = now - self._began, now
-        return seconds

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from k2jax.bench.baseline import torch_tower
-from k2jax.bench.timing import Row, interleaved, rate_row
+from k2jax.bench.timing import Row, cost_row, interleaved, rate_row
 from k2jax.config import ModelConfig, model_preset
 from k2jax.config.presets import vision_preset
 from k2jax.data.images.patch_packing import GROUP, PatchChunk, fill_rows, pack_chunks, pack_rows, padding_waste
@@ -53,7 +53,7 @@ def measure(rounds: int = 10) -> list[Row]:
         name = f"nano_vision forward + backward, {title}, {patches:,} patches"
         rates = patches / seconds["ours"], patches / seconds[best]
         device = f"{device_name()}, {jax.device_count()} devices"
-        rows.append(rate_row(name, *rates, "patches/s", f"transformers, {best}", device))
+        rows.append(rate_row(name, *rates, "patches/s", f"transformers, {best}", device=device))
     return [*rows, _padding(_noise(mix, model), model)]
 
 
@@ -120,12 +120,4 @@ def _padding(chunks: list[PatchChunk], model: ModelConfig) -> Row:
     packed = pack_chunks(chunks, rows=len(fill_rows(sizes, LENGTH)), length=LENGTH, patch=model.vision.patch)
     ours, theirs = padding_waste(packed.batch), 1 - sum(sizes) / (len(sizes) * max(sizes))
     name = f"padding of {IMAGES} images of mixed sizes in rows of {LENGTH:,}"
-    return Row(
-        name,
-        100 * ours,
-        100 * theirs,
-        ratio=theirs / ours,
-        unit="%",
-        device="counted",
-        baseline_name="every image padded to the largest",
-    )
+    return cost_row(name, 100 * ours, 100 * theirs, "%", "every image padded to the largest", device="counted")

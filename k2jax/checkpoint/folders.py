@@ -8,6 +8,7 @@ import shutil
 import time
 
 FOLDER = "checkpoints"
+_PATIENCE_SECONDS = 10.0
 BEST = "best"
 """Name, in place of ``checkpoints/STEP``, of the step that a run marked as its best."""
 
@@ -28,18 +29,16 @@ def committed_steps(workdir: str | Path) -> list[int]:
     return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
 
 
-def remove_unfinished(folder: Path, patience_s: float = 10.0) -> None:
-    """Removes the saves in a folder of checkpoints that were never committed.
+def remove_unfinished(folder: Path) -> None:
+    """Removes the saves in a folder of checkpoints, which need not exist, that were never committed.
 
-    Args:
-        folder: ``WORKDIR/checkpoints``; need not exist.
-        patience_s: seconds to go on trying. In a process that goes on after a save that failed, threads of that save
-            may still make files, and a folder is not empty at the moment it is to go.
+    In a process that goes on after a save that failed, threads of that save may still make files, and a folder is not
+    empty at the moment it is to go: it is tried again for 10 s.
 
     Raises:
         OSError: one could not be removed in that time.
     """
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + _PATIENCE_SECONDS
     for unfinished in folder.glob("*.orbax-checkpoint-tmp*"):
         while unfinished.exists():
             try:

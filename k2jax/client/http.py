@@ -32,7 +32,7 @@ class HTTPClient(Client):
 
     The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
     ``python -m k2jax.serve`` and vLLM do: the stop tokens of the sampling end a completion, no others. A resumed
-    completion is sent as a longer prompt: its tokens go on with other random numbers than an engine's would.
+    completion is sent as a longer prompt: its tokens continue with other random numbers than an engine's would.
 
     Example:
         >>> async with HTTPClient("http://localhost:8000", "k2") as client:
@@ -97,12 +97,12 @@ class HTTPClient(Client):
         refuse_media(self, media)
         if sampling.return_experts:
             raise UserError("a server does not report chosen experts; leave return_experts out")
-        known = [] if resume is None else resume.tokens.tolist()
-        if len(known) >= sampling.max_tokens:
+        resumed = [] if resume is None else resume.tokens.tolist()
+        if len(resumed) >= sampling.max_tokens:
             raise UserError(f"the completion has max_tokens {sampling.max_tokens} already")
-        body = self._body([*map(int, prompt), *known], sampling, len(known), stream=on_token is not None)
+        body = self._body([*map(int, prompt), *resumed], sampling, len(resumed), stream=on_token is not None)
         tokens, logprobs, finish = await self._with_retries(body, on_token)
-        tokens, logprobs = known + tokens, [0.0] * len(known) + logprobs
+        tokens, logprobs = resumed + tokens, [0.0] * len(resumed) + logprobs
         return new_completion(tokens, logprobs, [self._version] * len(tokens), finish, resume)
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
@@ -120,8 +120,8 @@ class HTTPClient(Client):
             raise UserError(f"{self._url} does not score the tokens of an echoed prompt, which k2jax.serve and vLLM do")
         return np.array(logprobs[start : len(ids)], np.float32)
 
-    def _body(self, prompt: list[int], sampling: Sampling, known: int, stream: bool) -> dict[str, Any]:
-        body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - known, "stream": stream}
+    def _body(self, prompt: list[int], sampling: Sampling, resumed: int, stream: bool) -> dict[str, Any]:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - resumed, "stream": stream}
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
         body |= {name: getattr(sampling, name) for name in names} | {"logprobs": 0, "return_token_ids": True}
         # What ends a request is what its sampling says, as with an engine in the same process.
@@ -139,14 +139,16 @@ class HTTPClient(Client):
                     if response.status_code < 400:
                         return tokens, logprobs, await self._read(response, tokens, logprobs, on_token, echoed)
                     raw = await response.aread()
-                    failure = f"status {response.status_code}: {_error_message(raw)}"
+                    error = _error_of(raw)
+                    text = str(error["message"]) if "message" in error else raw[:200].decode(errors="replace")
+                    failure = f"status {response.status_code}: {' '.join(text.split())}"
                     if response.status_code < 500 and response.status_code != 429:
-                        kind = PromptTooLongError if _is_too_long(raw) else UserError
+                        kind = PromptTooLongError if _is_too_long(error) else UserError
                         raise kind(f"{self._url} refused the request with {failure}")
-            except self._failed as error:
-                failure = f"{type(error).__name__}: {error}"
-                if tokens or not isinstance(error, self._retried):  # reported tokens cannot be taken back
-                    raise ServerFailedError(f"{self._url} failed: {failure}") from error
+            except self._failed as broken:
+                failure = f"{type(broken).__name__}: {broken}"
+                if tokens or not isinstance(broken, self._retried):  # reported tokens cannot be taken back
+                    raise ServerFailedError(f"{self._url} failed: {failure}") from broken
         raise ServerFailedError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
 
     async def _read(
@@ -202,19 +204,15 @@ def _choices_of(answer: dict[str, Any], url: str) -> list[dict[str, Any]]:
     return choices
 
 
-def _is_too_long(raw: bytes) -> bool:
-    """Whether an error says so: by OpenAI's code, which this project's server has too, or in vLLM's words."""
+def _error_of(raw: bytes) -> dict[str, Any]:
+    """The error in an answer that has OpenAI's shape; empty where it has another."""
     try:
         error = json.loads(raw)["error"]
-        return error.get("code") == "context_length_exceeded" or "maximum context length" in str(error.get("message"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def _error_message(raw: bytes) -> str:
-    """The message of an error in OpenAI's shape, or the beginning of whatever the server sent, on one line."""
-    try:
-        text = str(json.loads(raw)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        text = raw[:200].decode(errors="replace")
-    return " ".join(text.split())
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def _is_too_long(error: dict[str, Any]) -> bool:
+    """Whether an error says so: by OpenAI's code, which this project's server has too, or in vLLM's words."""
+    return error.get("code") == "context_length_exceeded" or "maximum context length" in str(error.get("message"))

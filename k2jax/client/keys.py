@@ -22,9 +22,9 @@ def given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     Args:
         headers: of an ASGI scope, their names in lower case.
     """
-    found = dict(reversed(list(headers)))  # the first of a name counts
-    scheme, _, key = found.get(b"authorization", b"").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key")
+    values = dict(reversed(list(headers)))  # the first of a name counts
+    scheme, _, key = values.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else values.get(b"x-api-key")
 
 
 class ApiKeys:
@@ -43,8 +43,8 @@ class ApiKeys:
         """
         if not self._digests:
             return True
-        given = _digest(key or b"")
-        return any([hmac.compare_digest(given, digest) for digest in self._digests])
+        offered = _digest(key or b"")
+        return any([hmac.compare_digest(offered, digest) for digest in self._digests])
 
 
 def kept_key(path: Path) -> str:

@@ -77,7 +77,7 @@ class Completion(NamedTuple):
             under softmax(logits).
         versions: int64 ``[T]``, of the weights that chose each token; UNKNOWN_VERSION where that is not known.
         finish: ``stop`` (a stop token, or ``on_token`` returned True), ``length`` (``max_tokens`` or the engine's
-            longest sequence) or ``cancelled``: the engine ended it, and ``generate(resume=...)`` goes on.
+            longest sequence) or ``cancelled``: the engine ended it, and ``generate(resume=...)`` continues.
         experts: int16 ``[P + T - 1, expert layers, active experts]``, the experts of every token that was fed to the
             model (the prompt and all generated tokens but the last), where ``Sampling.return_experts`` asks for them.
     """
@@ -172,8 +172,8 @@ def new_completion(
     """
     arrays = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int64)
     if resume is not None:
-        known = len(resume.tokens)
-        arrays[1][:known], arrays[2][:known] = resume.logprobs, resume.versions
+        resumed = len(resume.tokens)
+        arrays[1][:resumed], arrays[2][:resumed] = resume.logprobs, resume.versions
         if experts is not None and resume.experts is not None:
             # The routes that chose a token are those of its own time, not of a later recomputation.
             experts = np.concatenate([resume.experts, experts[len(resume.experts) :]])

@@ -18,7 +18,7 @@ from k2jax.config.fields import check_fields, field_type, group_of, hints_of, ma
 from k2jax.config.presets import method_preset, model_preset, vision_preset
 from k2jax.errors import UserError, nearest
 
-FORMAT = 3
+FORMAT = 4
 """Number of the format of ``config.json``, raised when a key changes its name or place, or leaves."""
 
 

@@ -29,15 +29,15 @@ STEPS = 4
 """Corners and sides of shapes are multiples of a cell's side divided by this, so that few coordinates occur. The last
 step of a cell stays empty: no two shapes touch."""
 GREY = 128
-"""Of backgrounds, more or less: normalisation takes it to 0, so that what a patch holds is what is drawn there."""
+"""Grey of backgrounds, more or less: normalisation takes it to 0, so that what a patch holds is what is drawn there."""
 INK = (20, 20, 20)
 """Colour of text."""
-MOST_SHAPES = 9
+MAX_SHAPES = 9
 """Most shapes of a picture."""
 LEAST_POINTS = 9
 """Em of the smallest text of charts, tables and buttons [pixels]: its small letters are five pixels high."""
 HELD_OUT = 10
-"""One word in so many is never in ``train``."""
+"""One word in this number is never in ``train``."""
 COORDINATES = 1000
 """Boxes, points and polygons are in thousandths of the picture's sides."""
 
@@ -79,10 +79,10 @@ class DrawnShape(NamedTuple):
     box: tuple[int, int, int, int]
 
 
-def random_word(rng: np.random.Generator, split: Split, most: int = 4) -> str:
-    """A word of two to ``most`` syllables that belongs to the split."""
+def random_word(rng: np.random.Generator, split: Split, max_syllables: int = 4) -> str:
+    """A word of two to ``max_syllables`` syllables that belongs to the split."""
     while True:
-        word = "".join(rng.choice(SYLLABLES, size=rng.integers(2, most + 1)))
+        word = "".join(rng.choice(SYLLABLES, size=rng.integers(2, max_syllables + 1)))
         if (zlib.crc32(word.encode()) % HELD_OUT == 0) == (split == "held_out"):
             return word
 
@@ -140,10 +140,10 @@ def cells_of(size: tuple[int, int]) -> tuple[int, int]:
     return across, down
 
 
-def most_shapes(size: tuple[int, int]) -> int:
+def max_shapes(size: tuple[int, int]) -> int:
     """Most shapes of a picture of this width and height."""
     across, down = cells_of(size)
-    return min(MOST_SHAPES, across * down)
+    return min(MAX_SHAPES, across * down)
 
 
 def _draw_shape(draw: ImageDraw.ImageDraw, shape: str, box: tuple[int, int, int, int], fill: tuple) -> None:
@@ -184,16 +184,16 @@ def fitting_font(name: str, word: str, room: tuple[int, int], rng: np.random.Gen
     return font_of(name, int(rng.integers(max(6, points * 3 // 4), points + 1)))
 
 
-def common_font(name: str, words: Sequence[str], room: tuple[int, int], most: int) -> ImageFont.FreeTypeFont:
-    """The font at the largest size, up to ``most``, at which each of the words fits; at least ``LEAST_POINTS``.
+def common_font(name: str, words: Sequence[str], room: tuple[int, int], max_points: int) -> ImageFont.FreeTypeFont:
+    """The font at the largest size, up to ``max_points``, at which each of the words fits; at least ``LEAST_POINTS``.
 
     Args:
         name: of ``FONTS``.
         words: each by itself.
         room: width and height [pixels].
-        most: of the em [pixels].
+        max_points: of the em [pixels].
     """
-    for points in range(most, LEAST_POINTS, -1):
+    for points in range(max_points, LEAST_POINTS, -1):
         font = font_of(name, points)
         boxes = [font.getbbox(word) for word in words]
         if sum(font.getmetrics()) <= room[1] and all(right - left <= room[0] for left, _, right, _ in boxes):

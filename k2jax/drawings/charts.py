@@ -14,10 +14,10 @@ from PIL import Image
 from k2jax.drawings.canvas import COLOURS, FONTS, INK, LEAST_POINTS, Split, VisualSample, blank, font_folder
 
 LEVELS, LABELLED = 10, 2
-"""A bar has one of so many heights, each the same whole number of pixels; every second one is labelled."""
+"""Number of heights that a bar may have, each the same whole number of pixels; every second one is labelled."""
 UNITS = (1, 5, 10)
 """What the lowest height is worth."""
-LEAST_BARS, MOST_BARS = 3, 8
+MIN_BARS, MAX_BARS = 3, 8
 LEAST_CHART = (112, 84)
 """Width and height of the smallest chart [pixels]: heights are six pixels apart, bars sixteen."""
 _DPI = 64  # a power of two: the canvas then has exactly the pixels that are asked for
@@ -38,7 +38,7 @@ class _Frame(NamedTuple):
 def chart(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """Bars of different heights; the answer is the value of one, or the name of the highest or the lowest."""
     frame = _frame(size)
-    bars = int(rng.integers(LEAST_BARS, min(MOST_BARS, frame.width * 9 // (16 * frame.text)) + 1))
+    bars = int(rng.integers(MIN_BARS, min(MAX_BARS, frame.width * 9 // (16 * frame.text)) + 1))
     levels = rng.permutation(LEVELS)[:bars] + 1
     names = [string.ascii_uppercase[number] for number in rng.permutation(26)[:bars]]
     unit, colour = int(rng.choice(UNITS)), COLOURS[str(rng.choice(list(COLOURS)))]

@@ -21,7 +21,7 @@ CLIP_KINDS = get_args(ClipKind)
 
 WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 LEAST_FRAMES, LEAST_SIDE = 2, 28
-"""Of a clip, and of the sides of its frames [pixels]."""
+"""Fewest frames of a clip, and the shortest side of its frames [pixels]."""
 
 
 class ClipSample(NamedTuple):

@@ -16,17 +16,17 @@ from k2jax.drawings.canvas import (
     VisualSample,
     by_rows,
     kind_of_shape,
-    most_shapes,
+    max_shapes,
     place_shapes,
     thousandths,
 )
 
-MOST_ELEMENTS = 3
+MAX_ELEMENTS = 3
 """Most shapes of a picture that is written as code."""
 BACKGROUND = "gray"
 """The grey of 128: 0 after normalisation."""
 FINER = 8
-"""Shapes are drawn on a grid so many times finer, and averaged: their edges are smooth, as browsers draw them."""
+"""Shapes are drawn on a grid this many times finer, and averaged: their edges are smooth, as browsers draw them."""
 
 
 class SvgElement(NamedTuple):
@@ -65,7 +65,7 @@ class SvgElement(NamedTuple):
 
 def code(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """One shape or a few, row of cells by row; the answer is the SVG file that draws the picture."""
-    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, min(MOST_ELEMENTS, most_shapes(size)) + 1))]
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, min(MAX_ELEMENTS, max_shapes(size)) + 1))]
     shapes = by_rows(place_shapes(rng, size, kinds), size)
     elements = [_background(size), *map(_element, shapes)]
     boxes = thousandths([shape.box for shape in shapes], size)

@@ -22,7 +22,7 @@ BAR = 14
 """Height of a window's bar [pixels]."""
 WIDTH, HEIGHT = 56, 28
 """Fewest pixels of a button with the space around it."""
-MOST_ACROSS, MOST_DOWN, MOST_BUTTONS = 3, 6, 6
+MAX_ACROSS, MAX_DOWN, MAX_BUTTONS = 3, 6, 6
 LEAST_SCREEN = (2 * WIDTH, BAR + 2 * HEIGHT)
 """Width and height of the smallest window, with room for four buttons [pixels]."""
 _TITLE, _CLOSE, _FACE, _EDGE = (60, 70, 95), (200, 200, 205), (215, 215, 220), (50, 50, 50)
@@ -30,15 +30,15 @@ _TITLE, _CLOSE, _FACE, _EDGE = (60, 70, 95), (200, 200, 205), (215, 215, 220), (
 
 def click(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """Buttons with different words; the answer is ``click(x,y)``, the middle of one in thousandths of the sides."""
-    across, down = min(MOST_ACROSS, size[0] // WIDTH), min(MOST_DOWN, (size[1] - BAR) // HEIGHT)
-    count = int(rng.integers(2, min(MOST_BUTTONS, across * down) + 1))
+    across, down = min(MAX_ACROSS, size[0] // WIDTH), min(MAX_DOWN, (size[1] - BAR) // HEIGHT)
+    count = int(rng.integers(2, min(MAX_BUTTONS, across * down) + 1))
     words: dict[str, tuple[int, int, int, int]] = {}
     cell = np.array([size[0] // across, (size[1] - BAR) // down])
     for place in rng.permutation(across * down)[:count]:
         corner = np.array([place % across, place // across]) * cell + (0, BAR)
-        word = random_word(rng, split, most=3).capitalize()
+        word = random_word(rng, split, max_syllables=3).capitalize()
         while word in words:
-            word = random_word(rng, split, most=3).capitalize()
+            word = random_word(rng, split, max_syllables=3).capitalize()
         words[word] = _button(rng, corner, cell)
     image = blank(rng, size)
     draw = ImageDraw.Draw(image)

@@ -15,12 +15,12 @@ from k2jax.drawings.canvas import (
     draw_shapes,
     in_brackets,
     kind_of_shape,
-    most_shapes,
+    max_shapes,
     thousandths,
 )
 from k2jax.drawings.labels import label_text
 
-MOST_COUNTED, MOST_DESCRIBED = 6, 4
+MAX_COUNTED, MAX_DESCRIBED = 6, 4
 """Most shapes that a question counts, and of a picture that is described."""
 CORNERED = ("square", "triangle")
 """Shapes that have an outline: a circle is no polygon."""
@@ -31,7 +31,7 @@ def describe(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> V
 
     The answer is each shape's colour, name and box.
     """
-    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, min(MOST_DESCRIBED, most_shapes(size)) + 1))]
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, min(MAX_DESCRIBED, max_shapes(size)) + 1))]
     image, shapes = draw_shapes(rng, size, kinds)
     shapes = by_rows(shapes, size)
     boxes = thousandths([shape.box for shape in shapes], size)
@@ -41,17 +41,17 @@ def describe(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> V
 
 
 def count(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
-    """Every number up to ``MOST_COUNTED`` is the answer equally often, so that guesses are worth little.
+    """Every number up to ``MAX_COUNTED`` is the answer equally often, so that guesses are worth little.
 
     The answer counts aloud, a tally and the number (``011/122/222=2``: how many there are up to each cell, row by row):
     a number alone says nothing about which of the shapes was taken for another.
     """
-    wanted = kind_of_shape(rng)
-    number = int(rng.integers(min(MOST_COUNTED, most_shapes(size)) + 1))
-    others = rng.integers(not number, most_shapes(size) - number + 1)
-    image, shapes = draw_shapes(rng, size, [wanted] * number + [kind_of_shape(rng, wanted) for _ in range(others)])
+    kind = kind_of_shape(rng)
+    number = int(rng.integers(min(MAX_COUNTED, max_shapes(size)) + 1))
+    others = rng.integers(not number, max_shapes(size) - number + 1)
+    image, shapes = draw_shapes(rng, size, [kind] * number + [kind_of_shape(rng, kind) for _ in range(others)])
     answer = f"{_tally([shape.box for shape in shapes[:number]], size)}={number}"
-    return VisualSample(image, "count", f"How many {wanted[1]} {wanted[0]}s?", answer, _boxes_of(shapes, *wanted, size))
+    return VisualSample(image, "count", f"How many {kind[1]} {kind[0]}s?", answer, _boxes_of(shapes, *kind, size))
 
 
 def locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
@@ -66,8 +66,8 @@ def locate(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Vis
 def point(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """The middles ``[x,y]`` of the boxes of all shapes of one kind, one after the other."""
     image, shapes, chosen = _some_shapes(rng, size)
-    wanted = [shape for shape in shapes if (shape.shape, shape.colour) == (chosen.shape, chosen.colour)]
-    middles = [[(shape.box[0] + shape.box[2] + 1) / 2, (shape.box[1] + shape.box[3] + 1) / 2] for shape in wanted]
+    matches = [shape for shape in shapes if (shape.shape, shape.colour) == (chosen.shape, chosen.colour)]
+    middles = [[(shape.box[0] + shape.box[2] + 1) / 2, (shape.box[1] + shape.box[3] + 1) / 2] for shape in matches]
     label = {"type": "points", "points": sorted(_in_thousandths(np.array(middles), size).tolist())}
     question = f"Point at the {chosen.colour} {chosen.shape}s."
     boxes = _boxes_of(shapes, chosen.shape, chosen.colour, size)
@@ -76,24 +76,24 @@ def point(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Visu
 
 def outline(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """The corners ``[x,y,x,y,…]`` of the only shape of a kind, clockwise from the upper left or the top."""
-    wanted = str(rng.choice(CORNERED)), str(rng.choice(list(COLOURS)))
-    others = rng.integers(most_shapes(size))
-    image, shapes = draw_shapes(rng, size, [wanted, *(kind_of_shape(rng, wanted) for _ in range(others))])
+    kind = str(rng.choice(CORNERED)), str(rng.choice(list(COLOURS)))
+    others = rng.integers(max_shapes(size))
+    image, shapes = draw_shapes(rng, size, [kind, *(kind_of_shape(rng, kind) for _ in range(others))])
     corners = _in_thousandths(_corners(shapes[0]), size)
     label = {"type": "polygons", "polygons": [corners.ravel().tolist()]}
-    question = f"Outline the {wanted[1]} {wanted[0]}."
-    return VisualSample(image, "outline", question, label_text(label), _boxes_of(shapes, *wanted, size), label)
+    question = f"Outline the {kind[1]} {kind[0]}."
+    return VisualSample(image, "outline", question, label_text(label), _boxes_of(shapes, *kind, size), label)
 
 
 def _some_shapes(rng: np.random.Generator, size: tuple[int, int]) -> tuple[np.ndarray, list[DrawnShape], DrawnShape]:
     """A picture, its shapes, and one of them, whose kind is asked for."""
-    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, most_shapes(size) + 1))]
+    kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, max_shapes(size) + 1))]
     image, shapes = draw_shapes(rng, size, kinds)
     return image, shapes, shapes[rng.integers(len(shapes))]
 
 
-def _boxes_of(shapes: list[DrawnShape], wanted: str, colour: str, size: tuple[int, int]) -> np.ndarray:
-    return thousandths(sorted(shape.box for shape in shapes if (shape.shape, shape.colour) == (wanted, colour)), size)
+def _boxes_of(shapes: list[DrawnShape], name: str, colour: str, size: tuple[int, int]) -> np.ndarray:
+    return thousandths(sorted(shape.box for shape in shapes if (shape.shape, shape.colour) == (name, colour)), size)
 
 
 def _corners(shape: DrawnShape) -> np.ndarray:

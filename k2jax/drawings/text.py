@@ -18,11 +18,11 @@ from k2jax.drawings.canvas import (
     random_word,
 )
 
-MOST_WORDS = 2
+MAX_WORDS = 2
 """Most words of a picture, one below the other."""
 COLUMN, LINE = 36, 20
 """Fewest pixels of a table's column and line: names of two syllables fit at the smallest size of text."""
-MOST_COLUMNS, MOST_LINES = 4, 5
+MAX_COLUMNS, MAX_LINES = 4, 5
 """Most columns and lines of numbers."""
 LEAST_TABLE = (3 * COLUMN, 3 * LINE)
 """Width and height of the smallest table, of two columns and two lines of numbers [pixels]."""
@@ -34,7 +34,7 @@ RULE = (60, 60, 60)
 
 def read(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> VisualSample:
     """One word or two, one below the other; the answer is the words."""
-    lines = min(MOST_WORDS, size[1] // CELL)
+    lines = min(MAX_WORDS, size[1] // CELL)
     words = [random_word(rng, split) for _ in range(rng.integers(1, lines + 1))]
     image = blank(rng, size)
     draw = ImageDraw.Draw(image)
@@ -53,8 +53,8 @@ def table(rng: np.random.Generator, split: Split, size: tuple[int, int]) -> Visu
 
     Names and numbers occur once each, so that a wrong cell is a wrong answer.
     """
-    columns = int(rng.integers(2, min(MOST_COLUMNS, size[0] // COLUMN - 1) + 1))
-    lines = int(rng.integers(2, min(MOST_LINES, size[1] // LINE - 1) + 1))
+    columns = int(rng.integers(2, min(MAX_COLUMNS, size[0] // COLUMN - 1) + 1))
+    lines = int(rng.integers(2, min(MAX_LINES, size[1] // LINE - 1) + 1))
     names = _names(rng, split, columns + lines)
     numbers = rng.permutation(NUMBERS)[: columns * lines].reshape(lines, columns)
     texts = [["", *names[:columns]]]
@@ -79,5 +79,5 @@ def _names(rng: np.random.Generator, split: Split, count: int) -> list[str]:
     """Different words of two syllables."""
     names: dict[str, None] = {}
     while len(names) < count:
-        names[random_word(rng, split, most=2)] = None
+        names[random_word(rng, split, max_syllables=2)] = None
     return list(names)

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+CONFIDENCE = 0.95
+"""Confidence level of all intervals."""
+
 
 class ShareEstimate(NamedTuple):
     """A share between 0 and 1 with its confidence interval.
@@ -31,7 +34,7 @@ class ShareEstimate(NamedTuple):
     tasks: int
 
 
-def proportion(successes: int, total: int, confidence: float = 0.95) -> ShareEstimate:
+def proportion(successes: int, total: int) -> ShareEstimate:
     """A share of independent trials, such as greedy accuracy, with Wilson's score interval (1927).
 
     Raises:
@@ -39,15 +42,15 @@ def proportion(successes: int, total: int, confidence: float = 0.95) -> ShareEst
     """
     if not 0 <= successes <= total or not total:
         raise ValueError(f"{successes} successes of {total} trials is no share")
-    return _wilson(successes / total, total, total, confidence)
+    return _wilson(successes / total, total, total)
 
 
-def average_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> ShareEstimate:
+def average_at_k(correct: np.ndarray, samples: np.ndarray, k: int) -> ShareEstimate:
     """Avg@k: the mean over tasks of the share of right samples; arguments and interval as of ``pass_at_k``."""
-    return _over_tasks(correct, samples, k, lambda right, drawn: right / drawn, confidence)
+    return _over_tasks(correct, samples, k, lambda right, drawn: right / drawn)
 
 
-def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> ShareEstimate:
+def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int) -> ShareEstimate:
     """pass@k, the chance that at least one of k samples is right (Codex, arXiv:2107.03374, equation 1).
 
     The interval is Wilson's for the number of independent yes-or-no trials that would give the standard error of the
@@ -58,19 +61,16 @@ def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: floa
         correct: int ``[tasks]``, right samples of each task.
         samples: int ``[tasks]``, samples of each task; those with fewer than k are left out, see ``ShareEstimate``.
         k: at least 1.
-        confidence: of the interval.
 
     Raises:
         ValueError: no task has k samples, or a task has more right samples than samples.
     """
-    return _over_tasks(
-        correct, samples, k, lambda right, drawn: 1 - math.comb(drawn - right, k) / math.comb(drawn, k), confidence
-    )
+    return _over_tasks(correct, samples, k, lambda right, drawn: 1 - math.comb(drawn - right, k) / math.comb(drawn, k))
 
 
-def pass_hat_k(correct: np.ndarray, samples: np.ndarray, k: int, confidence: float = 0.95) -> ShareEstimate:
+def pass_hat_k(correct: np.ndarray, samples: np.ndarray, k: int) -> ShareEstimate:
     """pass^k, the chance that k samples are all right (tau-bench, arXiv:2406.12045); else as ``pass_at_k``."""
-    return _over_tasks(correct, samples, k, lambda right, drawn: math.comb(right, k) / math.comb(drawn, k), confidence)
+    return _over_tasks(correct, samples, k, lambda right, drawn: math.comb(right, k) / math.comb(drawn, k))
 
 
 def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[str, ShareEstimate]:
@@ -83,7 +83,7 @@ def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[
 
 
 def _over_tasks(
-    correct: np.ndarray, samples: np.ndarray, k: int, of_task: Callable[[int, int], float], confidence: float
+    correct: np.ndarray, samples: np.ndarray, k: int, of_task: Callable[[int, int], float]
 ) -> ShareEstimate:
     pairs = [(int(right), int(drawn)) for right, drawn in zip(correct, samples, strict=True)]
     if any(not 0 <= right <= drawn for right, drawn in pairs):
@@ -95,11 +95,11 @@ def _over_tasks(
     variance = float(values_T.var(ddof=1)) / tasks if tasks > 1 else 0.0
     alike = mean * (1 - mean) / variance if variance else math.inf
     trials = tasks if mean in (0.0, 1.0) else min(alike, tasks * k)
-    return _wilson(mean, trials, tasks, confidence)
+    return _wilson(mean, trials, tasks)
 
 
-def _wilson(share: float, trials: float, tasks: int, confidence: float) -> ShareEstimate:
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+def _wilson(share: float, trials: float, tasks: int) -> ShareEstimate:
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     center = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2) / (1 + z**2 / trials)
     low, high = max(0.0, center - half), min(1.0, center + half)

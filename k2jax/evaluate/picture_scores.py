@@ -20,7 +20,7 @@ from k2jax.tasks.pictures.verifier import (
 
 
 def score_answer(sample: VisualSample, answer: str) -> float:
-    """Between 0 and 1.
+    """Score of an answer, between 0 and 1.
 
     Similarity of words, descriptions and code; whether a number, the value or name of a bar, or the cell of a table is
     exact; soft F1 of boxes and of points; overlap of an outline; whether a click hits its button.
@@ -49,8 +49,8 @@ def _points(sample: VisualSample, answer: str) -> float:
 
 
 def _outline(sample: VisualSample, answer: str) -> float:
-    given = [np.reshape(shape, (-1, 2)) for shape in _shapes(answer) if len(shape) >= 6 and len(shape) % 2 == 0]
-    return polygon_iou(np.reshape(sample.label["polygons"][0], (-1, 2)), given[0]) if len(given) == 1 else 0.0
+    polygons = [np.reshape(shape, (-1, 2)) for shape in _shapes(answer) if len(shape) >= 6 and len(shape) % 2 == 0]
+    return polygon_iou(np.reshape(sample.label["polygons"][0], (-1, 2)), polygons[0]) if len(polygons) == 1 else 0.0
 
 
 def _click(sample: VisualSample, answer: str) -> float:
@@ -61,7 +61,7 @@ def _click(sample: VisualSample, answer: str) -> float:
 
 
 def _of_numbers(answer: str, numbers: int) -> np.ndarray:
-    """Shapes of so many numbers in an answer, float ``[n, numbers]``."""
+    """Shapes of ``numbers`` numbers in an answer, float ``[n, numbers]``."""
     return np.array([shape for shape in _shapes(answer) if len(shape) == numbers], float).reshape(-1, numbers)
 
 

@@ -36,7 +36,7 @@ from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
 SEED = 1
-"""Of held-out pictures; training draws with seed 0."""
+"""Seed of held-out pictures; training draws with seed 0."""
 LONGEST = 192
 """Bytes of the longest answers: nine boxes, or four descriptions, and some more."""
 LONGEST_CODE = 384
@@ -144,7 +144,7 @@ def evaluate_pictures(
     scores = []
     for kind, samples in asked.items():
         answers = [greedy_answers(reader, _asked(shown), longest[kind]) for shown in (samples, exchanged(samples))]
-        means = [np.mean([score_answer(*pair) for pair in zip(samples, given, strict=True)]) for given in answers]
+        means = [np.mean([score_answer(*pair) for pair in zip(samples, replies, strict=True)]) for replies in answers]
         scores.append(PictureScore(kind, *map(float, means), questions))
     return scores
 

@@ -38,7 +38,7 @@ class BatchRows(NamedTuple):
             sequences: at most one row each.
             width: most ids of a row.
             devices: of the mesh.
-            size: the number of rows that a device gets where the busiest one needs so many.
+            size: the number of rows that a device gets by the number that the busiest one needs.
         """
         per_device = [[sequence for sequence in sequences if sequence.device == device] for device in range(devices)]
         rows = size(max(map(len, per_device)))
@@ -53,11 +53,11 @@ class BatchRows(NamedTuple):
         """Sequences all of whose ids the program computes: they get a new token."""
         return (sequence for sequence, _, count in self.used if count == sequence.pending)
 
-    def asks(self, wanted: Callable[[Sampling], bool]) -> bool:
+    def asks(self, condition: Callable[[Sampling], bool]) -> bool:
         """Whether the sampling of any sequence asks for something."""
-        return any(wanted(sequence.request.sampling) for sequence, _, _ in self.used)
+        return any(condition(sequence.request.sampling) for sequence, _, _ in self.used)
 
-    def most_alternatives(self) -> int:
+    def max_alternatives(self) -> int:
         """The most alternatives that a scored prompt asks for."""
         asked = (sequence.request.sampling for sequence, _, _ in self.used)
         return max((sampling.top_logprobs for sampling in asked if sampling.prompt_logprobs), default=0)
@@ -82,14 +82,14 @@ class BatchRows(NamedTuple):
             written[row, :count] = [sequence.pages[page] * page_size + place for page, place in places]
         return Chunk(tokens, counts, start, pages, written), Targets(targets, temperature)
 
-    def continuation(self, wanted: Mapping[Sequence, int], columns: int) -> Continuation:
+    def continuation(self, counts: Mapping[Sequence, int], columns: int) -> Continuation:
         """The last id of each row and ``columns`` of its pages, for as many tokens as are wanted of its sequence."""
         tokens, count, start = np.zeros((3, self.count), np.int32)
         pages = np.full((self.count, columns), SCRATCH_PAGE, np.int32)
         for sequence, row, _ in self.used:
-            tokens[row], count[row], start[row] = sequence.ids[-1], wanted[sequence], sequence.computed
-            known = sequence.pages[:columns]
-            pages[row, : len(known)] = known
+            tokens[row], count[row], start[row] = sequence.ids[-1], counts[sequence], sequence.computed
+            read = sequence.pages[:columns]
+            pages[row, : len(read)] = read
         return Continuation(tokens, count, start, pages)
 
     def images(self) -> dict[bytes, PatchChunk]:

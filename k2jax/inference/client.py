@@ -6,52 +6,31 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 import contextlib
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from k2jax.client import Client, Completion, OnToken, Sampling, check_scored, cut_reply, new_completion
-from k2jax.inference.lockstep import SCORING, LockstepClient
+from k2jax.client import Client, Completion, OnToken, Sampling, cut_reply, new_completion
+from k2jax.inference.lockstep import LockstepClient
 from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, RequestWatch
+from k2jax.inference.request_client import SCORING, RequestClient
 from k2jax.inference.worker import Worker
 
 __all__ = ["EngineClient", "ForcedClient", "LockstepClient"]
 
 
-class EngineClient(Client):
+class EngineClient(RequestClient):
     """Coroutines that generate on a worker's thread, for servers and gateways. ``on_token`` runs on that thread."""
 
     def __init__(self, worker: Worker):
         self._worker = worker
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        resume: Completion | None = None,
-        on_token: OnToken | None = None,
-        media: Sequence[PlacedChunk] = (),
-    ) -> Completion:
-        """Generates after a prompt with ``media``, see ``Engine.make_request``; see ``Client.generate``.
-
-        Raises:
-            UserError: a prompt or sampling parameter that the engine refuses.
-            RuntimeError: the worker has failed or stopped.
-        """
-        _, completion = await run_request(self._worker, prompt, sampling, resume=resume, on_token=on_token, media=media)
-        return completion
-
-    async def score(self, ids: Sequence[int], start: int, media: Sequence[PlacedChunk] = ()) -> np.ndarray:
-        """Log-probabilities of given tokens in one prefill; see ``Client.score``.
-
-        Raises:
-            UserError: tokens or images that the engine refuses.
-            RuntimeError: the worker has failed or stopped.
-        """
-        check_scored(ids, start)
-        request, _ = await run_request(self._worker, ids, SCORING, media=media)
-        return np.array(request.prompt_logprobs, np.float32)[start - 1 :]
+    async def run_request(
+        self, prompt: Sequence[int], sampling: Sampling, **options: Any
+    ) -> tuple[Request, Completion]:
+        """See ``RequestClient``."""
+        return await run_request(self._worker, prompt, sampling, **options)
 
 
 class ForcedClient(Client):
@@ -86,8 +65,8 @@ class ForcedClient(Client):
         sampling.check()
         prompt = tuple(int(token) for token in prompt)
         tokens, finish = cut_reply(self._reply(prompt, sampling), sampling, resume)
-        known = 0 if resume is None else len(resume.tokens)
-        if len(tokens) == known:
+        resumed = 0 if resume is None else len(resume.tokens)
+        if len(tokens) == resumed:
             return Completion(*resume[:3], finish, resume.experts) if resume else new_completion([], [], [], finish)
         scoring = dataclasses.replace(SCORING, return_experts=sampling.return_experts)
         request, scored = await run_request(
@@ -96,7 +75,7 @@ class ForcedClient(Client):
         if not len(scored.tokens):  # the engine cancelled it
             return resume._replace(finish=finish) if resume else new_completion([], [], [], scored.finish)
         logprobs = np.array(request.prompt_logprobs)[len(prompt) - 1 :]
-        for i in range(known, len(tokens) - 1):
+        for i in range(resumed, len(tokens) - 1):
             if on_token is not None and on_token(tokens[i], float(logprobs[i])):
                 tokens, logprobs, finish = tokens[: i + 1], logprobs[: i + 1], "stop"
                 break

@@ -75,7 +75,7 @@ def decode(
         params: weights in compute dtype.
         cache: as in ``forward.forward_cached``.
         rows: the sequences.
-        choice: how the first token of each is drawn; random numbers of the following go on.
+        choice: how the first token of each is drawn; random numbers of the following continue.
         steps: int32, the most tokens of a row, over all devices.
         config: the architecture.
         return_experts: whether the chosen experts are returned.
@@ -117,17 +117,17 @@ def _decode_rows(
         return cache, (drawn, as_routes(chosen, chunk.tokens)[:, 0])
 
     def body(state: tuple[Array, Array, Array, tuple]) -> tuple[Array, Array, Array, tuple]:
-        step, cache, tokens, found = state
+        step, cache, tokens, outputs = state
         cache, new = generate_one(cache, tokens, step)
-        found = jax.tree.map(lambda array, value: array.at[step].set(value), found, new)
-        return step + 1, cache, new[0].tokens, found
+        outputs = jax.tree.map(lambda array, value: array.at[step].set(value), outputs, new)
+        return step + 1, cache, new[0].tokens, outputs
 
     # Zeros of an array of the device's own: a mesh's program keeps apart what differs between devices.
     zeros = lambda dtype, *shape: jnp.zeros_like(rows.tokens, shape=(STEPS, len(rows.tokens), *shape), dtype=dtype)  # noqa: E731
-    most, routes = min(MAX_TOP_LOGPROBS, config.vocab), (config.layers - config.dense_layers, config.moe.active_experts)
-    drawn = Drawn(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.int32, most), zeros(jnp.float32, most))
+    top, routes = min(MAX_TOP_LOGPROBS, config.vocab), (config.layers - config.dense_layers, config.moe.active_experts)
+    drawn = Drawn(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.int32, top), zeros(jnp.float32, top))
     none = (drawn, zeros(jnp.int16, *(routes if return_experts else (0, 0))))
-    _, cache, _, found = lax.while_loop(
+    _, cache, _, outputs = lax.while_loop(
         lambda state: state[0] < steps, body, (jnp.zeros_like(steps), cache, rows.tokens, none)
     )
-    return DecodeOutput(*found, cache)
+    return DecodeOutput(*outputs, cache)

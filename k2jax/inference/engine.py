@@ -73,8 +73,8 @@ class Engine:
         donate: bool = False,
         feature_bytes: int = 1 << 30,
     ):
-        given = {"slots": slots, "pages": pages, "page_size": page_size, "max_length": max_length}
-        sizes = shapes.EngineSizes.of(model, params["embed"].dtype, mesh, **given)
+        counts = {"slots": slots, "pages": pages, "page_size": page_size, "max_length": max_length}
+        sizes = shapes.EngineSizes.of(model, params["embed"].dtype, mesh, **counts)
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
@@ -103,8 +103,8 @@ class Engine:
         Args:
             prompt: token ids, at least one.
             sampling: how tokens are chosen.
-            generated: tokens that the request has generated before, elsewhere. It goes on at their end with the random
-                numbers that it would have had without the interruption, and they count towards ``max_tokens``.
+            generated: tokens that the request has generated before, elsewhere. It continues at their end with the
+                random numbers that it would have had without the interruption, and they count towards ``max_tokens``.
             media: images and chunks of video that stand for some of the prompt's tokens, see ``media.place_chunks``.
             on_token: see Request.
 
@@ -161,7 +161,7 @@ class Engine:
             self.cancel(request)
 
     def pause(self, request: Request) -> None:
-        """Frees what a request holds but its tokens; ``resume`` lets it go on from there."""
+        """Frees what a request holds but its tokens; ``resume`` lets it continue from there."""
         if request.state in (State.WAITING, State.RUNNING):
             self._release(request)
             request.state = State.PAUSED
@@ -180,7 +180,7 @@ class Engine:
         return self._weights
 
     def update_params(self, leaves: Leaves, version: int, donate: bool = False) -> None:
-        """Goes on with other weights of the same model; running requests recompute the cache of their tokens so far.
+        """Continues with other weights of the same model; running requests recompute the cache of their tokens so far.
 
         Nothing in the cache outlives its weights, and every token records which version chose it. Arrays replace the
         old ones as they come, so that there never are two whole copies of the weights.
@@ -208,7 +208,7 @@ class Engine:
     def release(self) -> None:
         """Gives the devices' memory back, for a training step: weights and cache. Requests stay.
 
-        The engine goes on when ``update_params`` has brought weights, the same or others.
+        The engine continues when ``update_params`` has brought weights, the same or others.
         """
         self._forget_cache()
         self._programs.release()
@@ -348,10 +348,10 @@ class Engine:
     def _decode(self, sequences: list[Sequence], steps: int) -> None:
         """One program: up to ``steps`` tokens of each sequence; those behind its end are dropped."""
         sequences = self._with_room(sequences, 1)
-        most = {sequence: min(steps, sequence.request.most_new(self.max_length)) for sequence in sequences}
-        wanted = {sequence: self._scheduler.extend(sequence, count) for sequence, count in most.items()}
+        limits = {sequence: min(steps, sequence.request.max_new_tokens(self.max_length)) for sequence in sequences}
+        counts = {sequence: self._scheduler.extend(sequence, count) for sequence, count in limits.items()}
         before = self._generated
-        for results in self._programs.decode(wanted) if wanted else ():
+        for results in self._programs.decode(counts) if counts else ():
             self._take(results)
             self._decode_steps += 1
         self._decode_tokens += self._generated - before

@@ -64,28 +64,28 @@ class Executables:
             self._prefix = _digest(_surroundings(device), engine)
             self._loading = self._preload()
 
-    def run(self, function: Any, held: tuple, given: tuple, *, short: bool = False, **static: Any) -> Any:
+    def run(self, function: Any, held: tuple, inputs: tuple, *, short: bool = False, **static: Any) -> Any:
         """Returns ``function(*held, *given, **static)``.
 
         Args:
             function: of ``jax.jit``, whose static arguments are ``static``.
             held: arguments of shapes that are the same in every call of this engine.
-            given: arguments whose shapes choose the program.
+            inputs: arguments whose shapes choose the program.
             short: whether a run computes so little that what the compiler's libraries prepare before the first one
                 takes longer than they save. Decides how a program is compiled that is to be kept, and must be a
-                function of the shapes of ``given``.
+                function of the shapes of ``inputs``.
             **static: of the function, with a ``repr`` of their values.
         """
         if self._folder is None:
-            return function(*held, *given, **static)
-        key = function, _shapes(given), tuple(static.values())
+            return function(*held, *inputs, **static)
+        key = function, _shapes(inputs), tuple(static.values())
         if key not in self._programs:
-            path = self._path(function, held + given, static)
+            path = self._path(function, held + inputs, static)
             if path not in _compiled:
                 options = _SHORT_ON_CPU if short and self._device.platform == "cpu" else None
-                _compiled[path] = self._program(path, function, held + given, static, options)
+                _compiled[path] = self._program(path, function, held + inputs, static, options)
             self._programs[key] = _compiled[path]
-        return self._programs[key](*held, *given)
+        return self._programs[key](*held, *inputs)
 
     def kept(self, *functions: Any) -> bool:
         """Whether former starts have kept a program of each of these functions, for some shapes."""

@@ -32,13 +32,13 @@ def _clear(context: Any, out: Any) -> None:
     octets = np.asarray(out).reshape(-1).view(np.uint8)
     first = -octets.ctypes.data % mmap.PAGESIZE
     stop = first + (len(octets) - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if stop <= first or not _given_back(octets[first:stop]):
+    if stop <= first or not _release(octets[first:stop]):
         first = stop = 0
     octets[:first] = 0
     octets[stop:] = 0
 
 
-def _given_back(pages: np.ndarray) -> bool:
+def _release(pages: np.ndarray) -> bool:
     """Gives whole pages of private memory back to the system, if it is one that then gives zeros for them."""
     if sys.platform != "linux":
         return False

@@ -43,7 +43,7 @@ def load_engine(
 def open_engine(
     path: str | Path, dtype: Any = None, mesh: Mesh | None = None, *, vision: bool = False, **sizes: int
 ) -> Iterator[Engine]:
-    """As ``load_engine``, for what else a start does: within the context threads read weights and kept programs.
+    """Loads as ``load_engine``, for what else a start does: within the context threads read weights and kept programs.
 
     The engine has its weights when the context ends, and answers nothing before. An exception in the context ends the
     reading after the weight that is being read.

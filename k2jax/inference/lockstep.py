@@ -5,8 +5,8 @@ while every participant waits for it. A participant that waits for anything else
 verifier, may come back with a request, and the engine waits for it. Requests that came meanwhile are admitted in the
 order of their participants' keys. By induction over steps, the engine then runs the same programs on every run.
 
-A participant begins to count when ``participant()`` or ``gather()`` is called, not when its task first runs, and it
-counts as busy again as soon as its result is there, not when its task wakes up.
+A participant begins to count when ``gather()`` is called, not when its task first runs, and it counts as busy again as
+soon as its result is there, not when its task wakes up.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ import contextlib
 import contextvars
 from typing import Any
 
-import numpy as np
-
-from k2jax.client import Client, Completion, OnToken, Sampling, check_scored
+from k2jax.client import Completion, OnToken, Sampling
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, RequestWatch
+from k2jax.inference.request_client import RequestClient
 
-SCORING = Sampling(max_tokens=1, temperature=0.0, prompt_logprobs=True)
-"""Asks for the log-probabilities of a prompt; the one token that is drawn with them is not read."""
 _CURRENT: contextvars.ContextVar[dict[int, Participant]] = contextvars.ContextVar("participants")
 
 
@@ -50,7 +47,7 @@ class Participant:
 
     @property
     def blocked(self) -> bool:
-        """Whether it cannot submit anything before the engine or another participant goes on."""
+        """Whether it cannot submit anything before the engine or another participant continues."""
         return self.waits or self.children > 0
 
     def next_key(self) -> tuple[int, ...]:
@@ -78,7 +75,7 @@ class Participant:
 class _Call:
     """A ``generate`` that has not returned: who waits for it, and its outcome once the engine has delivered it."""
 
-    def __init__(self, participant: Participant | None):
+    def __init__(self, participant: Participant):
         self.participant = participant
         self.done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.outcome: tuple[Completion | None, Exception | None] | None = None
@@ -89,16 +86,12 @@ class _Call:
     def settle(self) -> None:
         """Hands the outcome to the coroutine, whose participant is busy from now on."""
         completion, error = self.outcome
-        self.unblock()
+        self.participant.waits = False
         if not self.done.done():
             self.done.set_result(completion) if error is None else self.done.set_exception(error)
 
-    def unblock(self) -> None:
-        if self.participant is not None:
-            self.participant.waits = False
 
-
-class LockstepClient(Client):
+class LockstepClient(RequestClient):
     """Steps an engine for coroutines on one event loop; see the module's text. ``on_token`` runs on another thread.
 
     Example:
@@ -107,16 +100,15 @@ class LockstepClient(Client):
 
     Args:
         engine: nobody else may use it.
-        deterministic: False steps the engine whenever it has work, and needs no participants.
 
     Attributes:
-        one_at_a_time: whether a participant waits for one generation at a time.
         failed: why the engine has failed; None where it has not.
     """
 
-    def __init__(self, engine: Engine, deterministic: bool = True):
-        self._engine, self._deterministic = engine, deterministic
-        self.one_at_a_time = deterministic
+    one_at_a_time = True
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
         self._participants: dict[tuple[int, ...], Participant] = {}
         self._numbered = 0
         self._calls: dict[Request, _Call] = {}  # all that have not returned
@@ -126,28 +118,6 @@ class LockstepClient(Client):
         self._engine_lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self.failed: BaseException | None = None
-
-    def participant(self, key: int | None = None) -> Participant:
-        """A participant for an ``async with`` block around a coroutine's work; it counts as busy from now on.
-
-        Whoever makes participants while others run has to be a participant itself, or the engine may take a step before
-        they are made. A participant that waits for others uses ``gather``.
-
-        Args:
-            key: rank among the participants made at the same level: outside of other participants' blocks, or within
-                the same block. By default the number of those made before.
-
-        Raises:
-            UserError: the key is another participant's.
-        """
-        parent = self._current()
-        if key is not None:
-            path = (*(parent.key if parent else ()), key)
-        elif parent is not None:
-            path = parent.next_key()
-        else:
-            path, self._numbered = (self._numbered,), self._numbered + 1
-        return self._register(path, None)
 
     async def gather(self, *coroutines: Coroutine[Any, Any, Any]) -> list[Any]:
         """Runs coroutines as participants, in the order given, and waits for all of them.
@@ -160,9 +130,10 @@ class LockstepClient(Client):
         parent = self._current()
         children = []
         for _ in coroutines:
-            path = parent.next_key() if parent else (self._numbered,)
+            key = parent.next_key() if parent else (self._numbered,)
             self._numbered += parent is None
-            children.append(self._register(path, parent))
+            children.append(Participant(self, key, parent))
+            self._participants[key] = children[-1]
         tasks = [
             asyncio.ensure_future(_within(child, coroutine))
             for child, coroutine in zip(children, coroutines, strict=True)
@@ -176,32 +147,7 @@ class LockstepClient(Client):
                 raise result
         return results
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        resume: Completion | None = None,
-        on_token: OnToken | None = None,
-        media: Sequence[PlacedChunk] = (),
-    ) -> Completion:
-        """Generates after a prompt with ``media``, see ``Engine.make_request``; see ``Client.generate``.
-
-        Raises:
-            UserError: a prompt or sampling parameter that the engine refuses; a caller that is no participant, or that
-                waits for another generation already.
-            RuntimeError: the engine has failed.
-        """
-        _, completion = await self._run(prompt, sampling, resume=resume, on_token=on_token, media=media)
-        return completion
-
-    async def score(self, ids: Sequence[int], start: int, media: Sequence[PlacedChunk] = ()) -> np.ndarray:
-        """Log-probabilities of given tokens in one prefill; see ``Client.score``, and ``generate`` for its errors."""
-        check_scored(ids, start)
-        request, _ = await self._run(ids, SCORING, media=media)
-        return np.array(request.prompt_logprobs, np.float32)[start - 1 :]
-
-    async def _run(
+    async def run_request(
         self,
         prompt: Sequence[int],
         sampling: Sampling,
@@ -210,26 +156,26 @@ class LockstepClient(Client):
         on_token: OnToken | None = None,
         media: Sequence[PlacedChunk] = (),
     ) -> tuple[Request, Completion]:
+        """See ``RequestClient``."""
         participant = self._current()
-        if self._deterministic and participant is None:
-            raise UserError("generate needs a participant around it: async with client.participant(), or client.gather")
-        if self._deterministic and participant.blocked:
+        if participant is None:
+            raise UserError("generate needs a participant around it: run the coroutine in client.gather")
+        if participant.blocked:
             raise UserError("a participant waits for one generation at a time; client.gather runs several")
         if self.failed is not None:
             raise RuntimeError("the engine has failed") from self.failed
-        call = _Call(participant if self._deterministic else None)
+        call = _Call(participant)
         generated = () if resume is None else resume.tokens
         watch = RequestWatch(call.deliver, resume, on_token)
         request = self._engine.make_request(prompt, sampling, generated, media=media, on_token=watch)
-        if call.participant is not None:
-            request.order, call.participant.waits = call.participant.key, True
+        request.order, participant.waits = participant.key, True
         self._calls[request] = call
         self._submitted.append(request)
         self._check_soon()
         try:
             return request, await call.done
         except asyncio.CancelledError:
-            call.unblock()
+            participant.waits = False
             self._abandoned.append(request)
             self._check_soon()
             raise
@@ -262,12 +208,6 @@ class LockstepClient(Client):
     def _current(self) -> Participant | None:
         return _CURRENT.get({}).get(id(self))
 
-    def _register(self, key: tuple[int, ...], parent: Participant | None) -> Participant:
-        if key in self._participants:
-            raise UserError(f"there is a participant with the key {key} already")
-        participant = self._participants[key] = Participant(self, key, parent)
-        return participant
-
     def _check_soon(self) -> None:
         """Steps after the callbacks that are ready now: tasks that were made together register before that."""
         with contextlib.suppress(RuntimeError):  # no loop runs any more
@@ -280,7 +220,7 @@ class LockstepClient(Client):
     def _may_step(self) -> bool:
         if self.failed is not None or not (self._submitted or self._abandoned or self._engine.has_work()):
             return False
-        return not self._deterministic or all(each.blocked for each in self._participants.values())
+        return all(each.blocked for each in self._participants.values())
 
     async def _drive(self) -> None:
         """Steps until a participant is busy."""
@@ -304,8 +244,7 @@ class LockstepClient(Client):
         for request in self._abandoned:
             self._engine.cancel(request)
         self._submitted, self._abandoned = [], []
-        if self._deterministic:
-            self._engine.sort_waiting()
+        self._engine.sort_waiting()
 
     def _settle(self) -> None:
         for call in list(self._calls.values()):

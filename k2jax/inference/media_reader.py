@@ -123,12 +123,12 @@ class _Reading:
         return part
 
     def _span(self, kind: Any, chunks: list[PatchChunk], times: tuple[float, ...] = ()) -> MediaSpan:
-        most = self._reader.limits.patches
-        if most is not None:
+        limit = self._reader.limits.patches
+        if limit is not None:
             self._patches |= {content_digest(chunk): chunk.patches for chunk in chunks}
-            if (patches := sum(self._patches.values())) > most:
+            if (patches := sum(self._patches.values())) > limit:
                 raise PromptTooLongError(
-                    f"images of {patches:,} patches, more than the {most:,} of config.data.images.patches"
+                    f"images of {patches:,} patches, more than the {limit:,} of config.data.images.patches"
                 )
         self._chunks += chunks
         return MediaSpan(kind, tuple(chunk.features for chunk in chunks), times)
@@ -138,10 +138,10 @@ class _Reading:
         return read_frames(urls, rate, lambda url, _: self._image(url), before=self._check_count)
 
     def _check_count(self, new: int) -> None:
-        most = self._reader.limits.images
-        if self._images + new > most:
+        limit = self._reader.limits.images
+        if self._images + new > limit:
             raise PromptTooLongError(
-                f"a conversation may have {most:,} images and frames of video, not {self._images + new:,}"
+                f"a conversation may have {limit:,} images and frames of video, not {self._images + new:,}"
             )
 
     def _image(self, url: Any) -> Image.Image:

@@ -29,7 +29,7 @@ from pallas_kernels.expert_exchange import expert_parallel
 AXES = ("data", "expert")
 ROWS = PartitionSpec(AXES)  # of a batch [rows, ...]
 CACHE = PartitionSpec(None, AXES)  # [layers, pages, ...]
-MOST_COPIES = 1 << 16
+MAX_COPIES = 1 << 16
 """Most rows that a device's experts compute in one exchange. Each exchange has room for the worst case, in which every
 token chooses this device, so that no row is ever dropped; longer chunks of prompts are exchanged in several parts."""
 
@@ -57,7 +57,7 @@ def make_engine_mesh(data: int = 1, expert: int = 1, devices: Sequence[Any] | No
 
 
 def default_sharding() -> Sharding:
-    """Of arrays on the default device."""
+    """Sharding of arrays on the default device."""
     with jax.ensure_compile_time_eval():
         return jnp.zeros(()).sharding
 
@@ -133,4 +133,4 @@ def make_experts(config: ModelConfig, mesh: Mesh) -> Experts | None:
 def exchanged_parts(config: ModelConfig, tokens: int, ranks: int) -> int:
     """Number of exchanges that a device's tokens are split into, so that each has room for the worst case."""
     worst = tokens * ranks * min(config.moe.active_experts, config.moe.experts // ranks)
-    return min(math.ceil(worst / MOST_COPIES), tokens)
+    return min(math.ceil(worst / MAX_COPIES), tokens)

@@ -26,7 +26,7 @@ class PagePool:
         self._free = [page for page in range(count - 1, -1, -1) if page != SCRATCH_PAGE]
         self._users = [0] * count
         self._digest: dict[int, bytes] = {}
-        self._known: dict[bytes, int] = {}
+        self._page_of: dict[bytes, int] = {}
         self._experts: dict[int, np.ndarray] = {}  # of known pages, [size, expert layers, active experts]
         self._idle: OrderedDict[int, None] = OrderedDict()  # known pages without users, least recently used first
         self.total = len(self._free)
@@ -79,19 +79,19 @@ class PagePool:
             digest: of its contents.
             experts: that its tokens were routed to, where they are wanted.
         """
-        if digest not in self._known and page not in self._digest:
-            self._known[digest] = page
+        if digest not in self._page_of and page not in self._digest:
+            self._page_of[digest] = page
             self._digest[page] = digest
-        if experts is not None and digest in self._known:
-            self._experts.setdefault(self._known[digest], experts)
+        if experts is not None and digest in self._page_of:
+            self._experts.setdefault(self._page_of[digest], experts)
 
     def digest(self, page: int) -> bytes:
-        """Of the contents of a known page."""
+        """Digest of the contents of a known page."""
         return self._digest[page]
 
     def find(self, digests: Iterable[bytes], with_experts: bool = False) -> list[int]:
         """The known pages of the longest prefix, as far as their tokens' experts are known where those are wanted."""
-        pages = itertools.takewhile(lambda page: page is not None, map(self._known.get, digests))
+        pages = itertools.takewhile(lambda page: page is not None, map(self._page_of.get, digests))
         return list(itertools.takewhile(self._experts.__contains__, pages) if with_experts else pages)
 
     def experts(self, page: int) -> np.ndarray:
@@ -106,7 +106,7 @@ class PagePool:
         self._idle.clear()
 
     def _drop(self, page: int) -> None:
-        del self._known[self._digest.pop(page)]
+        del self._page_of[self._digest.pop(page)]
         self._experts.pop(page, None)
 
 

@@ -111,12 +111,12 @@ class Programs:
         chunk, targets = self._place(rows.chunk(width, columns, self._page_size))
         scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
         routed = rows.asks(lambda sampling: sampling.return_experts)
-        top = shapes.at_least(TOP_SIZES, rows.most_alternatives()) if scored else 0
+        top = shapes.at_least(TOP_SIZES, rows.max_alternatives()) if scored else 0
         variant = {"config": self._model, "prompt_logprobs": scored, "return_experts": routed, "mesh": self._mesh}
         variant["prompt_top"] = min(top, self._model.vocab)
-        held, given = (self._decoder, self._take_cache()), (chunk, targets, self._media(rows, width))
+        held, inputs = (self._decoder, self._take_cache()), (chunk, targets, self._media(rows, width))
         short = rows.count * width <= shapes.PREFILL_WIDTHS[0]
-        output = self._executables.run(run_chunk, held, given, short=short, **variant)
+        output = self._executables.run(run_chunk, held, inputs, short=short, **variant)
         self._cache = output.cache
         drawn = None
         if any(rows.done()):
@@ -124,16 +124,16 @@ class Programs:
         scores, experts = fetch(output.scores) if scored else None, fetch(output.experts) if routed else None
         return _results(rows, scores, experts, _fetch_drawn(drawn, rows))
 
-    def decode(self, wanted: abc.Mapping[Sequence, int]) -> Iterator[list[RowResult]]:
+    def decode(self, counts: abc.Mapping[Sequence, int]) -> Iterator[list[RowResult]]:
         """Generates as many tokens of each sequence as are wanted; the first ones of all sequences come first.
 
         Args:
-            wanted: at most ``decode.STEPS`` of each sequence, for which it has pages.
+            counts: at most ``decode.STEPS`` of each sequence, for which it has pages.
         """
-        rows, steps = self._rows(list(wanted), 1), max(wanted.values())
+        rows, steps = self._rows(list(counts), 1), max(counts.values())
         routed = rows.asks(lambda sampling: sampling.return_experts)
-        columns = self._columns(sequence.computed + count for sequence, count in wanted.items())
-        arguments = self._place((rows.continuation(wanted, columns), rows.choice()))
+        columns = self._columns(sequence.computed + count for sequence, count in counts.items())
+        arguments = self._place((rows.continuation(counts, columns), rows.choice()))
         limit = place(np.array(steps, np.int32), PartitionSpec(), self._mesh)
         variant = {"config": self._model, "return_experts": routed, "mesh": self._mesh}
         held = self._decoder, self._take_cache()
@@ -141,7 +141,7 @@ class Programs:
         self._cache = output.cache
         drawn, experts = _fetch_drawn(output.drawn, rows), fetch(output.experts) if routed else None
         for step in range(steps):
-            still = rows._replace(used=[used for used in rows.used if step < wanted[used[0]]])
+            still = rows._replace(used=[used for used in rows.used if step < counts[used[0]]])
             routes = None if experts is None else experts[step][:, None]
             yield _results(still, None, routes, jax.tree.map(lambda array, step=step: array[step], drawn))
 

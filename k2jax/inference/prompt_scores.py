@@ -16,9 +16,9 @@ def score_prompt(sequence: Sequence, scores: PromptScores, count: int) -> None:
         del request.prompt_logprobs[first:], request.prompt_top_logprobs[first:]
         new = max(0, min(count, len(request.prompt) - 1 - first))
         request.prompt_logprobs.frombytes(scores.logprobs[:new].astype(np.float32).tobytes())
-        if wanted := request.sampling.top_logprobs:
+        if alternatives := request.sampling.top_logprobs:
             pairs = zip(scores.top_ids[:new], scores.top_logprobs[:new], strict=True)
-            request.prompt_top_logprobs += [top_pairs(ids, logprobs)[:wanted] for ids, logprobs in pairs]
+            request.prompt_top_logprobs += [top_pairs(ids, logprobs)[:alternatives] for ids, logprobs in pairs]
 
 
 def top_pairs(ids: np.ndarray, logprobs: np.ndarray) -> tuple[tuple[int, float], ...]:

@@ -88,7 +88,7 @@ class Request:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
-    def most_new(self, max_length: int) -> int:
+    def max_new_tokens(self, max_length: int) -> int:
         """The most tokens that it may still generate, of an engine whose longest sequence is ``max_length``."""
         return min(self.sampling.max_tokens, max_length - len(self.prompt)) - len(self.tokens)
 
@@ -100,7 +100,7 @@ class Request:
         """
         if self.tokens and self.tokens[-1] in self.sampling.stop_tokens:
             return "stop"
-        return "length" if self.most_new(max_length) <= 0 else None
+        return "length" if self.max_new_tokens(max_length) <= 0 else None
 
     def completion(self, resume: Completion | None = None, finish: str | None = None) -> Completion:
         """The tokens so far as arrays.

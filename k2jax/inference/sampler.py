@@ -72,12 +72,12 @@ def sample(logits: Array, choice: Choice) -> Drawn:
         return jnp.where(greedy, best, jax.vmap(draw)(allowed, choice.seed, choice.index))
 
     def alternatives() -> tuple[Array, Array]:
-        values, ids = lax.top_k(logprobs, most)
+        values, ids = lax.top_k(logprobs, alternative_count)
         return ids, values
 
-    most = min(MAX_TOP_LOGPROBS, logits.shape[-1])
+    alternative_count = min(MAX_TOP_LOGPROBS, logits.shape[-1])
     ids = lax.cond(greedy.all(), lambda: best, draw_all)
-    none = jnp.zeros_like(logits[:, :most])
+    none = jnp.zeros_like(logits[:, :alternative_count])
     top = lax.cond(choice.alternatives.any(), alternatives, lambda: (none.astype(jnp.int32), none))
     return Drawn(ids, jnp.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0], *top)
 
@@ -88,8 +88,8 @@ def _argmax(x: Array) -> Array:
     XLA:CPU compiles this to vector instructions, and ``jnp.argmax`` to one comparison after the other.
     """
     size = x.shape[-1]
-    is_most = ~(x < x.max(-1, keepdims=True))
-    return jnp.where(is_most, jnp.arange(size, dtype=jnp.int32), size).min(-1)
+    is_largest = ~(x < x.max(-1, keepdims=True))
+    return jnp.where(is_largest, jnp.arange(size, dtype=jnp.int32), size).min(-1)
 
 
 def _truncate(logprobs: Array, choice: Choice) -> Array:

@@ -105,13 +105,13 @@ class Scheduler:
         if len(self.running) == self.slots * len(self._pools):
             return None
         ids, reusable = request.ids, not request.sampling.prompt_logprobs
-        wanted = list(digests(ids[:-1], self.page_size, version, request.media)) if reusable else []
-        known = [pool.find(wanted, request.sampling.return_experts) for pool in self._pools]
-        idle, busy = self._by_preference(known)
+        page_digests = list(digests(ids[:-1], self.page_size, version, request.media)) if reusable else []
+        prefixes = [pool.find(page_digests, request.sampling.return_experts) for pool in self._pools]
+        idle, busy = self._by_preference(prefixes)
         # Waiting for a prefix is cheaper than computing it again, or than crowding the device that has it.
         coming = {device for device in idle if reusable and self._prefix_is_coming(request, ids[:-1], device)}
         for device in [device for device in idle if device not in coming] + ([] if coming else busy):
-            sequence = self._start(request, device, known[device])
+            sequence = self._start(request, device, prefixes[device])
             if sequence is not None:
                 self.running.append(sequence)
                 return sequence
@@ -170,12 +170,12 @@ class Scheduler:
         for pool in self._pools:
             pool.drop_all()
 
-    def _by_preference(self, known: list[list[int]]) -> tuple[list[int], list[int]]:
+    def _by_preference(self, prefixes: list[list[int]]) -> tuple[list[int], list[int]]:
         """Devices with a free slot, the longest prefix first: those with about the least load, and the others."""
-        load = [len(self.on(device)) for device in range(len(known))]
+        load = [len(self.on(device)) for device in range(len(prefixes))]
         enough = min(load) + self.slots // PREFIX_SLACK
         free = [device for device, count in enumerate(load) if count < self.slots]
-        free.sort(key=lambda device: (-len(known[device]), load[device]))
+        free.sort(key=lambda device: (-len(prefixes[device]), load[device]))
         return [device for device in free if load[device] <= enough], [
             device for device in free if load[device] > enough
         ]
@@ -189,19 +189,19 @@ class Scheduler:
             for other in self.on(device)
         )
 
-    def _start(self, request: Request, device: int, known: list[int]) -> Sequence | None:
+    def _start(self, request: Request, device: int, prefix: list[int]) -> Sequence | None:
         pool = self._pools[device]
-        for page in known:
+        for page in prefix:
             pool.share(page)
-        if pool.available < -(-len(request.ids) // self.page_size) - len(known) and self.on(device):
-            for page in known:
+        if pool.available < -(-len(request.ids) // self.page_size) - len(prefix) and self.on(device):
+            for page in prefix:
                 pool.release(page)
             return None
-        sequence = Sequence(request, device, known, len(known) * self.page_size)
-        if known:
-            sequence.last_digest = pool.digest(known[-1])
-        if request.sampling.return_experts and known:
-            sequence.experts = np.concatenate([pool.experts(page) for page in known])
+        sequence = Sequence(request, device, prefix, len(prefix) * self.page_size)
+        if prefix:
+            sequence.last_digest = pool.digest(prefix[-1])
+        if request.sampling.return_experts and prefix:
+            sequence.experts = np.concatenate([pool.experts(page) for page in prefix])
         return sequence
 
 

@@ -15,7 +15,7 @@ from k2jax.inference.forward import cache_shape
 from k2jax.inference.mesh import device_count
 from k2jax.model.attention import attention_of
 from pallas_kernels.implementation import resolve
-from pallas_kernels.mla_decode import MOST_PAGES, PAGE_MULTIPLE
+from pallas_kernels.mla_decode import MAX_PAGES, PAGE_MULTIPLE
 
 GROWTH = 4  # ratio of neighbouring numbers of rows and pages: padding against the number of programs
 PREFILL_WIDTHS = (16, 64, 256)
@@ -93,11 +93,11 @@ class EngineSizes(NamedTuple):
             raise UserError(
                 f"the decode kernel needs a page_size that is a multiple of {PAGE_MULTIPLE}, not {self.page_size}"
             )
-        if slots * self.longest > MOST_PAGES:
+        if slots * self.longest > MAX_PAGES:
             tokens = slots * self.longest * self.page_size
             raise UserError(
-                f"{slots} slots of {self.longest:,} pages are more than the {MOST_PAGES:,} that the decode kernel can "
-                f"look up; choose a page_size of {-(-tokens // MOST_PAGES // PAGE_MULTIPLE) * PAGE_MULTIPLE}"
+                f"{slots} slots of {self.longest:,} pages are more than the {MAX_PAGES:,} that the decode kernel can "
+                f"look up; choose a page_size of {-(-tokens // MAX_PAGES // PAGE_MULTIPLE) * PAGE_MULTIPLE}"
             )
 
 

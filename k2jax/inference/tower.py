@@ -27,14 +27,14 @@ class FeatureStore:
     Args:
         model: the architecture.
         mesh: of ``inference.mesh.make_engine_mesh``; each device computes rows of its own.
-        most_bytes: of features that are kept; those of one call are kept in any case.
+        max_bytes: of features that are kept; those of one call are kept in any case.
 
     Attributes:
         computed: images and chunks of video that the tower has read.
     """
 
-    def __init__(self, model: ModelConfig, mesh: Mesh | None, most_bytes: int):
-        self._model, self._mesh, self._most_bytes = model, mesh, most_bytes
+    def __init__(self, model: ModelConfig, mesh: Mesh | None, max_bytes: int):
+        self._model, self._mesh, self._max_bytes = model, mesh, max_bytes
         self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()  # the least recently used first
         self.computed = 0
 
@@ -58,11 +58,11 @@ class FeatureStore:
         self._kept.update(self._compute(params, missing))
         for digest in chunks:
             self._kept.move_to_end(digest)
-        found = {digest: self._kept[digest] for digest in chunks}
+        features = {digest: self._kept[digest] for digest in chunks}
         held = self.bytes
-        while held > self._most_bytes and len(self._kept) > len(found):
+        while held > self._max_bytes and len(self._kept) > len(features):
             held -= self._kept.popitem(last=False)[1].nbytes
-        return found
+        return features
 
     def _compute(self, params: dict, chunks: Mapping[bytes, PatchChunk]) -> Iterator[tuple[bytes, np.ndarray]]:
         if not chunks:

@@ -55,7 +55,8 @@ class EngineWeights:
             are copied. A tree of ShapeDtypeStructs says dtypes alone: weights are incomplete until the first update.
         model: the architecture.
         mesh: of ``inference.mesh.make_engine_mesh``; None is the default device.
-        stacked: whether layers stay stacked. By default they do not on a CPU, see ``model.unstack_layers``.
+        stacked: whether layers stay stacked. By default they do not on a CPU: XLA would copy a layer out of its stack
+            each time the scan comes to it, which is half of a small decoding step.
         donate: deletes each JAX array of ``params`` once it is copied, so that there is one copy in the end.
 
     Attributes:
@@ -253,7 +254,7 @@ class EngineWeights:
         return spread(array.astype(self._dtypes[name], copy=False), self._sharding(name, is_layer))
 
     def _sharding(self, name: str, is_layer: bool) -> Sharding:
-        """Of a weight, or of one of its layers."""
+        """Sharding of a weight, or of one of its layers."""
         sharding = self._shardings[name]
         if is_layer and isinstance(sharding, NamedSharding):
             return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from k2jax.config.schema import PolicyLossConfig
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
-from k2jax.losses.distill import Distillation
 from k2jax.losses.gspo import GSPO
 from k2jax.losses.icepop import IcePop
 from k2jax.losses.k2 import K2Loss
@@ -16,18 +15,16 @@ from k2jax.losses.ptx import PTX
 from k2jax.losses.reinforce import Reinforce
 
 
-def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False, distill: float = 0.0) -> Loss:
-    """The loss of ``config.rl.loss`` over ``PolicyTargets``, beside it PTX and distillation with their coefficients.
+def make_policy_loss(config: PolicyLossConfig, *, entropy: bool = False) -> Loss:
+    """The loss of ``config.rl.loss`` over ``PolicyTargets``, and beside it PTX with its coefficient.
 
     Args:
         config: name and settings of the loss. ``old`` and ``mcla.passes`` decide what ``rl.old_logprobs`` writes into
             the targets, and nothing here.
         entropy: whether the mean entropy over sampled tokens is computed and reported.
-        distill: coefficient of distillation as a term of its own; 0 is no such term.
     """
     policy = make_policy_term(config, entropy=entropy)
-    beside = [PTX(config.ptx)] * bool(config.ptx) + [Distillation(distill)] * bool(distill)
-    return CombinedLoss(policy, *beside) if beside else policy
+    return CombinedLoss(policy, PTX(config.ptx)) if config.ptx else policy
 
 
 def make_policy_term(config: PolicyLossConfig, *, entropy: bool = False) -> PolicyLoss:

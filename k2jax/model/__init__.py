@@ -27,7 +27,6 @@ from k2jax.model.decoder import (
     head_weight,
     run_layers,
     run_stack,
-    unstack_layers,
 )
 from k2jax.model.head import token_logprobs, token_scores
 from k2jax.model.module import K2, ModelOutput
@@ -49,5 +48,4 @@ __all__ = [
     "token_scores",
     "total_parameters",
     "training_flops_per_token",
-    "unstack_layers",
 ]

@@ -225,19 +225,6 @@ def _walk(
     return hidden, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
 
 
-def unstack_layers(params: dict) -> dict:
-    """Replaces each stack of layers by a list of layers, for ``run_layers``.
-
-    XLA:CPU copies a layer out of its stack each time the scan comes to it, which is half of a small decoding step.
-    """
-    return {
-        group: [jax.tree.map(lambda leaf, i=i: leaf[i], part) for i in range(part["attention_norm"].shape[0])]
-        if group in ("dense", "moe")
-        else part
-        for group, part in params.items()
-    }
-
-
 def head_weight(params: dict) -> Array:
     """Returns the output projection ``[V, D]``: the head, or the embedding that it is tied to."""
     return params["head"] if "head" in params else params["embed"]

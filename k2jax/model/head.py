@@ -123,9 +123,9 @@ def _in_token_chunks(
 def _vocab_chunks(head_VD: Array, tokens: int) -> tuple[Array, Array]:
     """Splits the head into ``[chunks, V', D]``; also returns each chunk's first row. Padding is masked by index."""
     vocab, width = head_VD.shape
-    wanted = min(vocab, max(1, -(-vocab * tokens // CHUNK_ELEMENTS)))
-    even = next((n for n in range(wanted, 2 * wanted) if vocab % n == 0), None)
-    size = -(-vocab // (even or wanted))
+    target = min(vocab, max(1, -(-vocab * tokens // CHUNK_ELEMENTS)))
+    even = next((n for n in range(target, 2 * target) if vocab % n == 0), None)
+    size = -(-vocab // (even or target))
     chunks = -(-vocab // size)
     padded_VD = head_VD if chunks * size == vocab else jnp.pad(head_VD, ((0, chunks * size - vocab), (0, 0)))
     return padded_VD.reshape(chunks, size, width), jnp.arange(chunks, dtype=jnp.int32) * size

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from k2jax.config.schema import ModelConfig, MoEConfig
 from k2jax.model.collectives import reduce_sequence
 from k2jax.model.remat import named
+from k2jax.model.selection_noise import noisy_bias
 from pallas_kernels.routed_experts import expert_counts
 
 
@@ -49,7 +50,8 @@ def route(
         "bsd,de->bse", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST
     )
     scores_BSE = named(jax.nn.sigmoid(logits_BSE), "router_scores")
-    biased_BSE = _limit_groups(lax.stop_gradient(scores_BSE) + lax.stop_gradient(bias), config.moe)
+    selection_bias = noisy_bias(lax.stop_gradient(bias), scores_BSE.shape)
+    biased_BSE = _limit_groups(lax.stop_gradient(scores_BSE) + selection_bias, config.moe)
     _, ids_BSK = lax.top_k(biased_BSE, config.moe.active_experts)
     if replayed is not None:
         ids_BSK = jnp.where(replayed >= 0, replayed.astype(ids_BSK.dtype), ids_BSK)

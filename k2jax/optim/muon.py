@@ -38,6 +38,8 @@ class MatrixStack(NamedTuple):
 
 NewtonSchulz = Callable[[list[MatrixStack], Coefficients, Any], list[Array]]
 """From (stacks of matrices of one shape, coefficients, dtype of products) to the orthogonalised matrices."""
+UPDATE_RMS = 0.2
+"""Root mean square of the update of a full-rank matrix, as of AdamW's (Moonlight, section 2.2)."""
 
 
 class MuonState(NamedTuple):
@@ -55,20 +57,18 @@ def scale_by_muon(
     *,
     coefficients: Coefficients,
     momentum: float = 0.95,
-    update_rms: float = 0.2,
     dtype: jax.typing.DTypeLike | None = None,
     newton_schulz: NewtonSchulz | None = None,
 ) -> optax.GradientTransformation:
     """Momentum and orthogonalisation (Kimi K2, algorithm 1, lines 3 to 6; Moonlight, arXiv:2502.16982, equation 4).
 
-    ``M ← μ M + G; O ← NewtonSchulz(M) · update_rms · sqrt(max(n, m))`` for every matrix; decay and learning rate
+    ``M ← μ M + G; O ← NewtonSchulz(M) · UPDATE_RMS · sqrt(max(n, m))`` for every matrix; decay and learning rate
     follow in the chain. All matrices of one shape, or of its transpose, are orthogonalised in one call.
 
     Args:
         specs: spec tree of the parameters. Leaves may be masked (``optax.MaskedNode``), as ``optax.partition`` does.
         coefficients: one (a, b, c) for each Newton-Schulz step.
         momentum: μ.
-        update_rms: root mean square of the update of a full-rank matrix.
         dtype: dtype of the Newton-Schulz products; None depends on the platform.
         newton_schulz: iteration for weights that are sharded over devices; None computes them locally.
 
@@ -84,15 +84,13 @@ def scale_by_muon(
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         moments = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, grads)
         iterate = functools.partial(newton_schulz or _newton_schulz_local, coefficients=coefficients, dtype=dtype)
-        return orthogonalize(specs, moments, iterate, update_rms), MuonState(moments)
+        return orthogonalize(specs, moments, iterate), MuonState(moments)
 
     return optax.GradientTransformation(init, update)
 
 
-def orthogonalize(
-    specs: Specs, tree: Any, iterate: Callable[[list[MatrixStack]], list[Array]], update_rms: float
-) -> Any:
-    """Applies Newton-Schulz to every matrix of every unmasked leaf, and scales by ``update_rms * sqrt(max(n, m))``.
+def orthogonalize(specs: Specs, tree: Any, iterate: Callable[[list[MatrixStack]], list[Array]]) -> Any:
+    """Applies Newton-Schulz to every matrix of every unmasked leaf, and scales by ``UPDATE_RMS * sqrt(max(n, m))``.
 
     Raises:
         ValueError: an unmasked leaf is not a matrix.
@@ -109,7 +107,7 @@ def orthogonalize(
         groups[tuple(sorted(matrices.shape[-2:]))].append(MatrixStack(leaf_index, spec, matrices))
     updated = {}
     for (_, larger), stacks in groups.items():
-        scale = update_rms * math.sqrt(larger)  # the root mean square of an orthogonal matrix is 1 / sqrt(larger side)
+        scale = UPDATE_RMS * math.sqrt(larger)  # the root mean square of an orthogonal matrix is 1 / sqrt(larger side)
         for stack, result in zip(stacks, iterate(stacks), strict=True):
             updated[stack.leaf_index] = from_matrices(stack.spec, scale * result)
     return treedef.unflatten(updated.get(i, leaf) for i, leaf in enumerate(leaves))

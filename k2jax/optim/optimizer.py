@@ -19,6 +19,9 @@ from k2jax.params import VISION, Specs, map_specs
 from pallas_kernels.newton_schulz import Coefficients
 from pallas_kernels.newton_schulz import coefficients as newton_schulz_coefficients
 
+ADAM_DECAYS = 0.9, 0.95
+"""Of the first and the second moment of AdamW (DeepSeek-V3, section 4.2)."""
+
 
 def build_optimizer(
     optimizer_config: OptimizerConfig,
@@ -54,7 +57,6 @@ def build_optimizer(
         specs,
         coefficients=_coefficients(config),
         momentum=config.momentum,
-        update_rms=config.update_rms,
         dtype=dtype,
         newton_schulz=newton_schulz,
     )
@@ -76,7 +78,7 @@ def _rules(
     """Transformation of each label. Muon and AdamW share the learning rate and the decoupled weight decay."""
     rate = learning_rate(config, steps)
     decay = optax.add_decayed_weights(config.weight_decay, mask=map_specs(decays, specs))
-    adam = optax.scale_by_adam(config.adam_b1, config.adam_b2, config.adam_eps)
+    adam = optax.scale_by_adam(*ADAM_DECAYS, config.adam_eps)
     bias_rate = optax.linear_schedule(router.bias_rate, router.bias_rate_final, max(steps - 1, 1))
     rules = {}
     if "text" not in config.frozen:

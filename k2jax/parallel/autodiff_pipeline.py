@@ -52,7 +52,7 @@ def forward(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -
     rounds = jax.tree.leaves(layers)[0].shape[0]
 
     def cond(index: Array, function, otherwise, *arguments: Any) -> Any:
-        mark = lambda branch: lambda *given: vary_tree(branch(*given), axes=axes)  # noqa: E731
+        mark = lambda branch: lambda *operands: vary_tree(branch(*operands), axes=axes)  # noqa: E731
         return lax.cond(index >= 0, mark(function), mark(otherwise), *arguments)
 
     def embed(index: Array) -> tuple[Array, Array]:
@@ -101,7 +101,7 @@ def _first(empty: Any, batch: PackedBatch) -> tuple[Array, PackedBatch]:
 
 
 def _last_forwards(schedule: Schedule) -> np.ndarray:
-    """By tick, the micro-batch whose last chunk runs forward; -1 for none."""
+    """The micro-batch of each tick whose last chunk runs forward; -1 for none."""
     last = (schedule.chunks - 1) % schedule.stages
     runs_last = schedule.table["forward_round"][:, last] == (schedule.chunks - 1) // schedule.stages
     return np.where(runs_last, schedule.table["forward"][:, last], -1)

@@ -35,7 +35,7 @@ P = PartitionSpec
 TOWER = "decoupled_tower"
 """Named scope of the tower's passes, apart from the decoder's."""
 PATCHES_AT_ONCE = 4096
-"""Rows are computed together up to so many patches, one after the other beyond."""
+"""Rows are computed together up to this number of patches, one after the other beyond."""
 
 
 def make_gradients(config: Config, layout: Layout, loss: Loss) -> Callable[..., tuple[LossShares, ModelStats, Any]]:
@@ -123,8 +123,8 @@ def make_tower_backward(config: Config, layout: Layout) -> Callable[[Any, PatchB
 
     def local(params: Any, patches: PatchBatch, d_features: Array) -> Any:
         def add(sums: Any, rows: tuple[PatchBatch, Array]) -> tuple[Any, None]:
-            given, d_rows = rows
-            features_of = lambda params: vision_features(params, given, config.model).features  # noqa: E731
+            patches, d_rows = rows
+            features_of = lambda params: vision_features(params, patches, config.model).features  # noqa: E731
             _, pull = jax.vjp(features_of, params)
             return jax.tree.map(lambda a, g: a + g.astype(dtype), sums, pull(d_rows)[0]), None
 
@@ -145,8 +145,8 @@ def make_tower_backward(config: Config, layout: Layout) -> Callable[[Any, PatchB
 
 def rows_at_once(rows: int, length: int) -> int:
     """How many of a device's rows of ``length`` patches the tower computes together, in every turn as many."""
-    most = max(1, PATCHES_AT_ONCE // length)
-    return max(count for count in range(1, min(rows, most) + 1) if rows % count == 0)
+    limit = max(1, PATCHES_AT_ONCE // length)
+    return max(count for count in range(1, min(rows, limit) + 1) if rows % count == 0)
 
 
 def with_features(layout: Layout, count: int) -> Layout:

@@ -245,9 +245,9 @@ def _reduce(
 def _reduce_gradient(
     spec: ParamSpec, compute: PartitionSpec, reduced: PartitionSpec, grad: Array, *, layout: Layout
 ) -> Array:
-    given, wanted = entries(spec, compute), entries(spec, reduced)
-    kept = {axis for axes in given for axis in axes}
-    parts = [axes[len(own) :] for own, axes in zip(given, wanted, strict=True)]
+    current, target = entries(spec, compute), entries(spec, reduced)
+    kept = {axis for axes in current for axis in axes}
+    parts = [axes[len(own) :] for own, axes in zip(current, target, strict=True)]
     scattered = {axis for axes in parts for axis in axes}
     summed = tuple(axis for axis in layout.marked_axes if axis not in kept | scattered)
     grad = lax.psum(grad, summed) if summed else grad

@@ -91,8 +91,8 @@ class Layout:
             leaf = leaf if spec.role in WHOLE_ROLES else leaf.astype(dtype)
             # Cast first and gather then: half the bytes travel.
             leaf = lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, storage))
-            wanted_shape = padded_shape(spec, compute, self.mesh)
-            missing = [(0, wanted - size) for wanted, size in zip(wanted_shape, leaf.shape, strict=True)]
+            padded = padded_shape(spec, compute, self.mesh)
+            missing = [(0, length - size) for length, size in zip(padded, leaf.shape, strict=True)]
             leaf = jnp.pad(leaf, missing) if any(extra for _, extra in missing) else leaf
             return lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, compute))
 
@@ -177,14 +177,14 @@ def _chunks(layers: int, stages: int, virtual_stages: int, body: str) -> tuple[i
     fitting = [v for v in range(1, layers + 1) if cut(layers, stages, v)]
     if fitting:
         near = sorted(sorted(fitting, key=lambda v: abs(v - virtual_stages))[:2])
-        mend = f"parallel.virtual_stages={' or '.join(map(str, near))} would"
+        fix = f"parallel.virtual_stages={' or '.join(map(str, near))} would"
     else:
         near = [s for s in range(1, layers + 1) if cut(layers, s, virtual_stages)] or neighbours(layers, stages)
         near = sorted(sorted(near, key=lambda s: abs(s - stages))[:2])
-        mend = f"parallel.stage={' or '.join(map(str, near))} would"
+        fix = f"parallel.stage={' or '.join(map(str, near))} would"
     raise UserError(
         f"{layers} {body} layers do not make equal chunks for config.parallel.stage {stages} with virtual_stages "
-        f"{virtual_stages}; {mend}"
+        f"{virtual_stages}; {fix}"
     )
 
 

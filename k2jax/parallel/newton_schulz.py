@@ -71,7 +71,7 @@ def make_newton_schulz(layout: Layout) -> NewtonSchulz:
 
 
 def _cut(spec: ParamSpec, storage: PartitionSpec, layout: Layout) -> _Cut:
-    """From the weight's partition to that of its matrices."""
+    """The way from the weight's partition to that of its matrices."""
     placed = dict(zip(spec.axes, entries(spec, storage), strict=True))
     stack = tuple(placed[axis] for axis in spec.stack)
     # Slices of what lies around the pipeline are put together over stages: they are few.
@@ -102,8 +102,8 @@ def _local(stacks: tuple[Array, ...], cuts: list[_Cut], iterate: Callable, dtype
 
 def _as_equal(result: Array, like: Array) -> Array:
     """Marks a result that devices hold equal as equal, as the type of its input says."""
-    varying, wanted = (jax.typeof(x).manual_axis_type.varying for x in (result, like))
-    axes = tuple(varying - wanted)
+    varying, expected = (jax.typeof(x).manual_axis_type.varying for x in (result, like))
+    axes = tuple(varying - expected)
     if not axes:
         return result
     first = sum(lax.axis_index(axis) for axis in axes) == 0

@@ -225,7 +225,7 @@ class _Machine:
     def _embed_backward(self, sums: PipelineSums, d_x_BSD: Array, index: Array) -> PipelineSums:
         """The embedding's gradient, from the cotangent of what it gave to stage 0; all stages together."""
 
-        def compute(grads: Any, most: Array, d_x_BSD: Array, index: Array):
+        def compute(grads: Any, largest: Array, d_x_BSD: Array, index: Array):
             micro = micro_batch(self.batch, index)
             d_entered_BSD = lax.psum(jnp.where(self.rank == 0, d_x_BSD, 0), STAGE)
             embed = lambda outside, shown: self.stage.embed(outside, micro, shown)  # noqa: E731
@@ -234,19 +234,19 @@ class _Machine:
             d_outside, d_shown = pull(d_entered_BSD)
             first = self.rank * len(self.outside[FEATURES]) if shown else 0
             grads = add_gradients(grads, {**d_outside, **d_shown}, micro.media, first)
-            return grads, jnp.maximum(most, max_logit)
+            return grads, jnp.maximum(largest, max_logit)
 
-        skip = lambda grads, most, d_x_BSD, index: (grads, most)  # noqa: E731
+        skip = lambda grads, largest, d_x_BSD, index: (grads, largest)  # noqa: E731
         arguments = (sums.outside, sums.embed_max_logit, d_x_BSD, index)
-        outside, most = self._cond(index >= 0, compute, skip, *arguments)
-        return sums._replace(outside=outside, embed_max_logit=most)
+        outside, largest = self._cond(index >= 0, compute, skip, *arguments)
+        return sums._replace(outside=outside, embed_max_logit=largest)
 
     def _when(self, index: Array, function, otherwise: Array, *arguments: Any) -> Array:
         return self._cond(index >= 0, function, lambda *_: otherwise, *arguments)
 
     def _cond(self, predicate: Array, function, otherwise, *arguments: Any) -> Any:
         """A branch that every stage takes alike, whose results are marked as different everywhere."""
-        mark = lambda branch: lambda *given: vary_tree(branch(*given), axes=self.axes)  # noqa: E731
+        mark = lambda branch: lambda *operands: vary_tree(branch(*operands), axes=self.axes)  # noqa: E731
         return lax.cond(predicate, mark(function), mark(otherwise), *arguments)
 
     def _ring(self, step: int) -> list[tuple[int, int]]:

@@ -30,12 +30,12 @@ def logical_partition(layout: Layout) -> Any:
 
 
 def to_logical(layout: Layout, params: Any) -> Any:
-    """From the stored form to ``[layers, ...]``; a no-op without stages. Call it under ``jit``."""
+    """Converts the stored form to ``[layers, ...]``; a no-op without stages. Call it under ``jit``."""
     return _convert(layout, params, _gather_layers)
 
 
 def from_logical(layout: Layout, params: Any) -> Any:
-    """From ``[layers, ...]`` to the stored form; a no-op without stages. Call it under ``jit``."""
+    """Converts ``[layers, ...]`` to the stored form; a no-op without stages. Call it under ``jit``."""
     return _convert(layout, params, _scatter_layers)
 
 

@@ -91,17 +91,17 @@ class Schedule:
         spans = [slice(*pair) for pair in itertools.pairwise(cuts)]
         return [Phase(span, *kinds[span.start], bool((self.loss[span] >= 0).any())) for span in spans]
 
-    def seconds(self, forward: float, backward: float) -> float:
-        """Time when every tick waits for its slowest stage, from the time of a chunk's forward and backward."""
-        return sum(
+    def bubble(self) -> float:
+        """Share of the time in which an average stage is idle, where every tick waits for its slowest stage.
+
+        A backward that recomputes costs three forwards.
+        """
+        forward, backward = 1.0, 3.0
+        seconds = sum(
             (phase.ticks.stop - phase.ticks.start) * (forward * phase.forward + backward * phase.backward)
             for phase in self.phases()
         )
-
-    def bubble(self, forward: float = 1.0, backward: float = 3.0) -> float:
-        """Share of the time in which an average stage is idle (a backward that recomputes costs three forwards)."""
-        ideal = self.micro_batches * self.chunks / self.stages * (forward + backward)
-        return 1.0 - ideal / self.seconds(forward, backward)
+        return 1.0 - self.micro_batches * self.chunks / self.stages * (forward + backward) / seconds
 
 
 def build_pipeline_schedule(stages: int, rounds: int, chunks: int, micro_batches: int) -> Schedule:
@@ -140,7 +140,7 @@ def _tabulate(
         assert table[name][cell] == -1, f"two entries of {name} at tick {tick} on stage {chunk % stages}"
         table[name][cell] = value
 
-    most = most_cotangents = 0
+    slot_count = cotangent_slots = 0
     for stage in range(stages):
         mine = [(m, c) for m in range(micro_batches) for c in range(stage, chunks, stages)]
         # The embedding writes its result at the tick of the first chunk's forward.
@@ -148,7 +148,7 @@ def _tabulate(
         returns = {(m, c): (backward[m, c + 1] if c < chunks - 1 else forward[m, c]) + 1 for m, c in mine}
         slots, count = _colour({key: (arrives[key], backward[key]) for key in mine})
         cotangents, cotangent_count = _colour({key: (tick, backward[key]) for key, tick in returns.items()})
-        most, most_cotangents = max(most, count), max(most_cotangents, cotangent_count)
+        slot_count, cotangent_slots = max(slot_count, count), max(cotangent_slots, cotangent_count)
         for m, c in mine:
             put("forward", forward[m, c], c, m)
             put("forward_round", forward[m, c], c, c // stages)
@@ -173,8 +173,8 @@ def _tabulate(
         micro_batches=micro_batches,
         table=table,
         **columns,
-        slots=most,
-        cotangent_slots=most_cotangents,
+        slots=slot_count,
+        cotangent_slots=cotangent_slots,
     )
 
 

@@ -83,8 +83,8 @@ def own_experts(batch: PackedBatch, rounds: int, layers: int) -> PackedBatch:
     """
     if batch.experts is None:
         return batch
-    stages, known = lax.axis_size(STAGE), batch.experts.shape[3]
-    missing = [(0, 0)] * 3 + [(0, stages * rounds * layers - known), (0, 0)]
+    stages, recorded = lax.axis_size(STAGE), batch.experts.shape[3]
+    missing = [(0, 0)] * 3 + [(0, stages * rounds * layers - recorded), (0, 0)]
     padded = jnp.pad(batch.experts, missing, constant_values=NO_EXPERTS)
     by_chunk = padded.reshape(*padded.shape[:3], rounds, stages, layers, padded.shape[-1])
     return batch.replace(experts=lax.dynamic_index_in_dim(by_chunk, lax.axis_index(STAGE), 4, keepdims=False))

@@ -119,7 +119,7 @@ def _exchange_cost(split: tuple[int, ...], sides: tuple[int, ...], strides: Sequ
     """Load of the busiest link: the longest side of the block, half of it where that goes round; then few, short sides.
 
     What the devices of one chip send shares its links, whether they are of one group or of two. Groups whose devices
-    are so many ``strides`` apart, because others were placed before, lie within each other and share links too.
+    are ``strides`` apart, because others were placed before, lie within each other and share links too.
     """
     used = [(part, side, far) for part, side, far in zip(split[:-1], sides[:-1], strides[:-1], strict=True) if part > 1]
     loads = [far * part * (0.5 if far * part == side and part > 2 else 1.0) for part, side, far in used]

@@ -173,8 +173,8 @@ def _exit_codes(spec: LaunchSpec) -> str:
 
 def _registry(spec: LaunchSpec) -> str:
     host = spec.image.partition("/")[0]
-    known = host.endswith(".pkg.dev") or host == "gcr.io" or host.endswith(".gcr.io")
-    return f"retry gcloud auth configure-docker {shlex.quote(host)} --quiet\n" if known else ""
+    google = host.endswith(".pkg.dev") or host == "gcr.io" or host.endswith(".gcr.io")
+    return f"retry gcloud auth configure-docker {shlex.quote(host)} --quiet\n" if google else ""
 
 
 def _docker(spec: LaunchSpec) -> list[str]:

@@ -19,7 +19,7 @@ from k2jax.files.bounded_json import parse_bounded_json
 
 _RETRY_SECONDS = 0.2
 _GREETING_SECONDS = 5.0  # longest time in which a connected process sends its greeting
-_LONGEST_MESSAGE, _MOST_VALUES = 1 << 20, 16  # bytes of a message, of which a verdict may name many processes
+_LONGEST_MESSAGE, _MAX_VALUES = 1 << 20, 16  # bytes of a message, of which a verdict may name many processes
 _VERDICT_SECONDS = 5.0  # time after the deadline in which process 0 reports the missing processes
 
 
@@ -128,7 +128,7 @@ def _read_message(connection: socket.socket, seconds: float) -> dict[str, Any]:
         if not part or time.monotonic() > deadline:
             raise ValueError("no whole line has come")
         line += part
-    message = parse_bounded_json(line, _MOST_VALUES)
+    message = parse_bounded_json(line, _MAX_VALUES)
     if not isinstance(message, dict):
         raise ValueError("the line is no JSON object")
     return message

@@ -260,5 +260,4 @@ def _columns(steps: np.ndarray, values_YN: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _nan_max(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
     """``np.nanmax`` that returns NaN without a warning if all values are NaN."""
-    highest = np.max(np.where(np.isnan(values), -np.inf, values), axis=axis)
-    return np.where(np.isinf(highest), np.nan, highest)
+    return np.fmax.reduce(values, axis=axis)

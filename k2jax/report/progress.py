@@ -14,6 +14,7 @@ from rich.text import Text
 
 from k2jax.report.table import duration, significant
 
+INTERVAL = 10.0  # between plain lines [s]
 SHOWN = (
     ("loss", "loss {}"),
     ("reward", "reward {}"),
@@ -29,7 +30,6 @@ class Progress:
         total: last step of the run.
         start: step from which the run starts; 0, or the restored step.
         log: console to write to, standard output by default; ``Console(quiet=True)`` prints nothing.
-        interval: time between plain lines [s].
         clock: returns seconds since any origin; for tests.
     """
 
@@ -39,10 +39,9 @@ class Progress:
         start: int = 0,
         log: Console | None = None,
         *,
-        interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._total, self._step, self._interval, self._clock = total, start, interval, clock
+        self._total, self._step, self._clock = total, start, clock
         self._start = start
         self._console = log if log is not None else Console()
         self._begin = self._printed_at = clock()
@@ -88,7 +87,7 @@ class Progress:
             left = self.seconds_left()
             text = "" if left is None else f"{duration(left)} left"
             self._bar.update(self._task, completed=step, shown=self._shown(), left=text)
-        elif is_first or step >= self._total or self._clock() - self._printed_at >= self._interval:
+        elif is_first or step >= self._total or self._clock() - self._printed_at >= INTERVAL:
             self._print_line(
                 f"first step {duration(self._clock() - self._begin)}, compilation included" if is_first else ""
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+import warnings
 
 import numpy as np
 
@@ -61,11 +62,8 @@ def smooth(values_N: np.ndarray) -> np.ndarray:
     padded = np.pad(np.where(np.isfinite(values_N), values_N, np.nan), half, constant_values=np.nan)
     windows_NW = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     inside_NW = np.abs(np.arange(-half, half + 1)) <= half_N[:, None]
-    sorted_NW = np.sort(np.where(inside_NW, windows_NW, np.nan), axis=1)  # NaN sorts last
-    count_N = np.isfinite(sorted_NW).sum(axis=1)
-    middle_N2 = np.stack([np.maximum(count_N - 1, 0) // 2, count_N // 2], axis=1)
-    middle_N2 = np.minimum(middle_N2, 2 * half)  # exceeds it only if all values are NaN; the result is then NaN
-    return np.take_along_axis(sorted_NW, middle_N2, axis=1).mean(axis=1)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of windows without any value
+        return np.nanmedian(np.where(inside_NW, windows_NW, np.nan), axis=1)
 
 
 def thin(steps_N: np.ndarray, values_N: np.ndarray, limit: int = 1000) -> tuple[np.ndarray, np.ndarray]:

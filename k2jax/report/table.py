@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 import math
+import re
 from typing import Any
 
 
@@ -30,12 +31,12 @@ def percent(fraction: float, digits: int = 3) -> str:
     return f"{significant(100 * fraction, digits)} %"
 
 
-def quantity(number: float, unit: str = "") -> str:
+def quantity(number: float) -> str:
     """Returns a large count with three significant digits and a suffix: 8612345 -> ``8.61M``."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(number) >= size:
-            return f"{significant(number / (1e3 if suffix == 'k' else size))}{suffix}{unit}"
-    return f"{number:,.0f}{unit}"
+            return f"{significant(number / (1e3 if suffix == 'k' else size))}{suffix}"
+    return f"{number:,.0f}"
 
 
 def duration(seconds: float) -> str:
@@ -82,7 +83,7 @@ def text_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 def fenced(text: str, language: str = "text") -> str:
     """Returns ``text`` as a Markdown code block whose fence is longer than any run of backticks in it."""
-    fence = "`" * max(3, 1 + max((len(run) for run in _backtick_runs(text)), default=0))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}\n"
 
 
@@ -126,14 +127,3 @@ def _escape(text: str) -> str:
 
 def _aligned(cells: list[str], widths: list[int], right: list[bool]) -> list[str]:
     return [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]
-
-
-def _backtick_runs(text: str) -> list[str]:
-    runs, current = [], ""
-    for character in text:
-        if character == "`":
-            current += character
-        else:
-            runs.append(current)
-            current = ""
-    return [*runs, current]

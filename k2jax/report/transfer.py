@@ -13,15 +13,14 @@ INTERVAL = 10.0  # between plain lines [s]
 
 
 @contextlib.contextmanager
-def transfer(label: str, total: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+def transfer(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of bytes that were just transferred.
 
     Args:
         label: one word that names the transfer, such as "importing".
         total: number of bytes [B].
-        console: console to write to, standard output by default.
     """
-    console = console or Console()
+    console = Console()
     if console.is_terminal and not console.is_dumb_terminal:
         columns = (TextColumn(label), BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, expand=True) as progress:

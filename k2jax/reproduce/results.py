@@ -56,7 +56,7 @@ def final(result: RunResult, key: str) -> float:
 
 
 def relative_spread(values: list[float], window: int) -> float:
-    """Standard deviation over mean of a metric within windows of about so many values, averaged: a trend is no spread.
+    """Standard deviation over mean of a metric in windows of about ``window`` values, averaged: a trend is no spread.
 
     Args:
         values: of the steps that recorded it, at least one, positive.
@@ -75,10 +75,10 @@ def seconds_at(result: RunResult, step: int) -> float:
 
 def spread(values: list[float | None], digits: int = 3) -> str:
     """``mean (lowest to highest)`` of the values of a few seeds that are known; ``none`` without any."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "none"
-    return f"{sum(known) / len(known):.{digits}f} ({min(known):.{digits}f} to {max(known):.{digits}f})"
+    return f"{sum(numbers) / len(numbers):.{digits}f} ({min(numbers):.{digits}f} to {max(numbers):.{digits}f})"
 
 
 def points(shares: list[float | None], starts: list[float | None]) -> str:
@@ -86,8 +86,8 @@ def points(shares: list[float | None], starts: list[float | None]) -> str:
 
     A point is a hundredth. Without a known difference it is ``none``.
     """
-    known = [pair for pair in zip(shares, starts, strict=True) if None not in pair]
-    if not known:
+    pairs = [pair for pair in zip(shares, starts, strict=True) if None not in pair]
+    if not pairs:
         return "none"
-    gains = [100 * (share - start) for share, start in known]
+    gains = [100 * (share - start) for share, start in pairs]
     return f"{sum(gains) / len(gains):+.1f} ({min(gains):+.1f} to {max(gains):+.1f})"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from k2jax.reproduce.results import RunResult, points, spread
+from k2jax.report.table import markdown_table
+from k2jax.reproduce.results import RunResult, curve, points, spread
 
 Overrides = dict[str, Any]
 
@@ -61,3 +62,18 @@ class SeedRecords(NamedTuple):
     def gain(self, run: str, key: str, start: str) -> str:
         """What a run adds to a share of the run ``start``, as ``results.points``."""
         return points(self.values(run, key), self.values(start, key))
+
+    def kinds_table(self, runs: Mapping[str, str], kinds: Mapping[str, str], ways: Mapping[str, str]) -> str:
+        """A Markdown table of the shares ``KEY/KIND`` of runs; all arguments are labels by name, ``ways`` by key."""
+        header = ("run", *(f"{label}, {way}" for label in kinds.values() for way in ways.values()))
+        rows = [
+            (label, *(self.spread(run, f"{key}/{kind}") for kind in kinds for key in ways))
+            for run, label in runs.items()
+        ]
+        return markdown_table(header, rows)
+
+
+def minutes_of(results: Mapping[str, RunResult], runs: Iterable[str]) -> str:
+    """Training time of some runs together, mean and range over the seeds [min]."""
+    seconds = [sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in runs) for seed in seeds_of(results)]
+    return spread([each / 60 for each in seconds], 1)

@@ -14,6 +14,7 @@ from k2jax.checkpoint import run_config
 from k2jax.config import Config, resolve
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
+from k2jax.model.selection_noise import selection_noise
 from k2jax.report.metrics import read_metrics
 from k2jax.report.style import save_figure
 from k2jax.reproduce.results import RunResult
@@ -49,18 +50,15 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
     results = {}
     workdir.mkdir(parents=True, exist_ok=True)
     study.prepare(workdir)
-    runs = _matching(shortened_runs(study, steps), only)
-    for number, (run, overrides) in enumerate(runs.items(), start=1):
-        config = study.get_config()
-        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
-        resolved = resolve(config)
+    runs = run_configs(study, workdir, steps, only)
+    for number, (run, config) in enumerate(runs.items(), start=1):
         print(f"\n[{number}/{len(runs)}] {run}", flush=True)
-        with study.around(resolved):
-            exit_code = train_once(resolved, workdir / run)
+        with selection_noise(study.selection_noise if config.stage == "rl" else None):
+            exit_code = train_once(config, workdir / run)
         if exit_code not in (0, 3):
             return exit_code
-        evaluation = _evaluated(name, study, resolved, workdir / run) if exit_code == 0 else {}
-        results[run] = RunResult(resolved, read_metrics(workdir / run), exit_code, evaluation)
+        evaluation = _evaluated(name, study, config, workdir / run) if exit_code == 0 else {}
+        results[run] = RunResult(config, read_metrics(workdir / run), exit_code, evaluation)
     if only:
         print(f"\nthe runs {only!r} are done; without --only the command does the others and writes the summary")
         return 0
@@ -82,22 +80,35 @@ def check_held_out(name: str, study: Study) -> None:
         UserError: a dataset has fewer tasks in the split ``test`` than it is asked for, or than are measured.
     """
     for config in map(resolve, study.held_out()):
-        wanted, mixture = config.rl.eval_prompts, TaskMixture(config.rl.tasks, config.train.seed)
-        if (found := len(mixture.held_out(wanted))) < wanted:
+        expected, mixture = config.rl.eval_prompts, TaskMixture(config.rl.tasks, config.train.seed)
+        if (count := len(mixture.held_out(expected))) < expected:
             raise UserError(
-                f"study {name!r} measures on {wanted:,} held-out tasks, and its classes of tasks have {found:,}; raise "
-                "their count, or measure on fewer"
+                f"study {name!r} measures on {expected:,} held-out tasks, and its classes of tasks have {count:,}; "
+                "raise their count, or measure on fewer"
             )
 
 
-def _matching(runs: dict[str, dict[str, Any]], only: str | None) -> dict[str, dict[str, Any]]:
-    chosen = {run: overrides for run, overrides in runs.items() if fnmatch(run, only or "*")}
-    if not chosen:
+def run_configs(
+    study: Study, workdir: str | Path, steps: int | None = None, only: str | None = None
+) -> dict[str, Config]:
+    """The configurations of a study's runs by their names, in order; arguments as of ``reproduce``.
+
+    Raises:
+        UserError: no run matches ``only``, or a configuration is refused.
+    """
+    runs = shortened_runs(study, steps)
+    configs = {}
+    for run, overrides in runs.items():
+        if fnmatch(run, only or "*"):
+            config = study.get_config()
+            config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
+            configs[run] = resolve(config)
+    if not configs:
         raise UserError(f"no run matches --only={only!r}; there are {', '.join(runs)}")
-    return chosen
+    return configs
 
 
-def _placed(value: Any, workdir: Path) -> Any:
+def _placed(value: Any, workdir: str | Path) -> Any:
     """A value of an override with the study's folder in the place of ``{workdir}``: runs start from earlier ones."""
     if isinstance(value, tuple):
         return tuple(_placed(element, workdir) for element in value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 import dataclasses
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +29,7 @@ class Study:
         held_out: configurations of the evaluations, so that too few tasks are an error before the first run.
         evaluate: measures a finished run in JSON values, from its configuration and its folder. They are kept in the
             run's folder under the study's name: studies may share runs.
-        around: a context in which a run of this configuration trains.
+        selection_noise: noise in the choice of experts of runs by rewards, see ``model.selection_noise``.
     """
 
     get_config: Callable[[], ConfigDict]
@@ -40,9 +39,7 @@ class Study:
     prepare: Callable[[Path], None] = lambda workdir: None
     held_out: Callable[[], Sequence[ConfigDict]] = tuple
     evaluate: Callable[[Config, Path], Mapping[str, Any]] | None = None
-    around: Callable[[Config], AbstractContextManager] = dataclasses.field(
-        default=lambda config: nullcontext(), kw_only=True
-    )
+    selection_noise: Callable[[tuple[int, ...], bool], Any] | None = None
 
 
 def load_study_file(name: str) -> ModuleType:

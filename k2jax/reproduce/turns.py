@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,19 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from k2jax.config import resolve, source, task
-from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
-from k2jax.reproduce.figures import seed_bars, seed_curves
+from k2jax.reproduce.figures import success_figure
 from k2jax.reproduce.micro import BY_REWARDS, micro_config
-from k2jax.reproduce.results import RunResult, Summary, curve, spread
-from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.reproduce.results import RunResult, Summary
+from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of
+from k2jax.reproduce.study_file import Study
 from k2jax.trajectory import Trajectory
 
 SEEDS = (0, 1, 2)
 HELD_OUT, SAMPLES = 500, 4
 """Held-out problems, and sampled episodes of each."""
 AVERAGE, PASS = f"eval/avg@{SAMPLES}", f"eval/pass@{SAMPLES}"
+WAYS = {"eval/greedy": "greedy", AVERAGE: f"Avg@{SAMPLES}"}
 _UPDATES = 4
 
 
@@ -38,7 +39,7 @@ class Turns:
         sft_steps: of fine-tuning.
         iterations: of reinforcement learning.
         steps: most calls of the model in an episode.
-        calls: an episode with so many calls of tools does what rewards should find.
+        calls: an episode with this number of calls of tools does what rewards should find.
         does: what such an episode does, for headings: ``call``.
     """
 
@@ -77,11 +78,11 @@ class Turns:
         return config
 
     def options(self, count: int, kinds: str = "") -> tuple[str, str]:
-        """Options of the dataset: so many problems, of the study's kinds or others."""
+        """Options of the dataset: the number of problems, of the study's kinds or others."""
         return f"kinds={kinds or '+'.join(self.kinds)}", f"count={count}"
 
     def runs(self) -> dict[str, dict]:
-        """For each seed the start, and what goes on from it: rewards, and as many more steps of fine-tuning."""
+        """The start of each seed, and what continues from it: rewards, and as many more steps of fine-tuning."""
         return for_seeds(SEEDS, self._chain)
 
     def _chain(self, seed: int) -> dict[str, dict]:
@@ -115,27 +116,18 @@ class Turns:
         """Every run's success over seeds, and the points that it adds to the start, in all and by kind."""
         measured = SeedRecords.of(results, self.labels)
         header, rows = self._rows(measured)
-        kinds = [
-            (label, *(measured.spread(run, f"{key}/{kind}") for kind in self.kinds for key in ("eval/greedy", AVERAGE)))
-            for run, label in self.labels.items()
-        ]
-        ways = ("greedy", f"Avg@{SAMPLES}")
-        of_kinds = ("run", *(f"{label}, {way}" for label in self.kinds.values() for way in ways))
-        seconds = [
-            sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in ("sft", "rl"))
-            for seed in measured.seeds
-        ]
+        of_kinds = measured.kinds_table(self.labels, self.kinds, WAYS)
         text = (
             f"Reinforcement learning adds {measured.gain('rl', 'eval/greedy', 'sft')} points of greedy success and "
             f"{measured.gain('rl', AVERAGE, 'sft')} of Avg@{SAMPLES} to a start that solves "
             f"{measured.spread('sft', 'eval/greedy')} greedily and {measured.spread('sft', AVERAGE)} sampled.\n\n"
-            f"{markdown_table(header, rows)}\nBy kind of problem:\n\n{markdown_table(of_kinds, kinds)}\n"
+            f"{markdown_table(header, rows)}\nBy kind of problem:\n\n{of_kinds}\n"
             f"{HELD_OUT:,} held-out problems; mean (lowest to highest) over {len(measured.seeds)} seeds. Calls and "
             f"what is right with and without them are of sampled episodes, tokens of greedy ones. Fine-tuning and "
-            f"reinforcement learning took {spread([each / 60 for each in seconds], 1)} minutes of training time a "
+            f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a "
             "seed.\n"
         )
-        return Summary(text, self._figure(results, measured))
+        return Summary(text, success_figure(results, measured, self.labels, WAYS, what="problems"))
 
     def _rows(self, measured: SeedRecords) -> tuple[Sequence[str], list[tuple[str, ...]]]:
         """Heading and rows of the table of runs."""
@@ -152,16 +144,16 @@ class Turns:
         ]  # fmt: skip
         return header, rows
 
-    def _figure(self, results: dict[str, RunResult], measured: SeedRecords):
-        figure, axes = new_figure(1, 2, height=4.0)
-        seed_curves(axes[0, 0], results, "rl", "accuracy", label="right", color=PALETTE[0])
-        style_axes(axes[0, 0], title="Sampled episodes of training that are right", x="iteration", y="share")
-        axes[0, 0].set_ylim(0, 1.02)
-        legend(axes[0, 0])
-        seed_bars(axes[0, 1], measured, self.labels, {"eval/greedy": "greedy", AVERAGE: f"Avg@{SAMPLES}"})
-        style_axes(axes[0, 1], title="Held-out success", x="share of problems, mean and range of seeds")
-        axes[0, 1].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
-        return figure
+    def study(self, prepare: Callable[[Path], None]) -> Study:
+        """The study whose demonstrations ``prepare`` writes, a file for each teacher."""
+        return Study(
+            self.config,
+            self.runs,
+            self.summarize,
+            prepare=prepare,
+            held_out=lambda: [self.held_out_config()],
+            evaluate=lambda config, workdir: self.evaluate(workdir),
+        )
 
 
 def calls_of(trajectory: Trajectory) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 import json
+from typing import Any
 
 from k2jax import processes
 from k2jax.agents.environment import EnvironmentMaker
@@ -17,6 +18,7 @@ from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.mixture import class_config
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Run, Spawner, SubEpisode
+from k2jax.agents.task import Task
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
@@ -102,20 +104,14 @@ class Episodes:
     async def _episode(self, step: int, group: PromptGroup, sample: int, token_cap: int, *, greedy: bool) -> Trajectory:
         task, key, seed = group.prompt.task, group.episode(sample), self.config.train.seed
         sampling = lambda kind: self._sampling(group, kind, step, greedy)  # noqa: E731
-        return await run_episode(
-            task,
-            self.client,
-            self._chat,
-            self._tokenizer,
-            self._environments.make(task),
-            key=key,
-            seed=seed,
-            sampling=sampling(group.prompt.kind),
-            token_cap=token_cap,
-            trajectory=group.trajectories[sample],
-            spawner=Spawner(_refused if token_cap else self.sub_episodes(key, seed, sampling), group.prompt.kind),
-            media=self._media,
-        )
+        spawner = Spawner(_refused if token_cap else self.sub_episodes(key, seed, sampling), group.prompt.kind)
+        partial = {"token_cap": token_cap, "trajectory": group.trajectories[sample]}
+        options = {"key": key, "seed": seed, "sampling": sampling(group.prompt.kind), "spawner": spawner}
+        return await self._run(task, **options, **partial)
+
+    async def _run(self, task: Task, **options: Any) -> Trajectory:
+        shared = self.client, self._chat, self._tokenizer, self._environments.make(task)
+        return await run_episode(task, *shared, media=self._media, **options)
 
     def sub_episodes(self, key: EpisodeKey, seed: int, sampling: Callable[[str], Sampling]) -> Run:
         """What runs the sub-episodes of one episode, in lockstep with all others.
@@ -127,18 +123,8 @@ class Episodes:
         """
 
         async def run(spawned: SubEpisode) -> Trajectory:
-            trajectory = await run_episode(
-                spawned.task,
-                self.client,
-                self._chat,
-                self._tokenizer,
-                self._environments.make(spawned.task),
-                key=key,
-                seed=spawned_seed(seed, key, spawned.path),
-                sampling=sampling(spawned.kind),
-                spawner=spawned.spawner,
-                media=self._media,
-            )
+            options = {"key": key, "seed": spawned_seed(seed, key, spawned.path), "spawner": spawned.spawner}
+            trajectory = await self._run(spawned.task, sampling=sampling(spawned.kind), **options)
             if spawned.task.verifier and trajectory.status in ("finished", "truncated"):
                 await self.scorer.judge(spawned.task, trajectory)
             return trajectory

@@ -136,5 +136,4 @@ def open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFo
 
 def _new_engine(config: Config, model: ModelConfig, params: Any) -> LockstepClient:
     rollout = config.rl.rollout
-    sizes = {"slots": rollout.slots, "page_size": rollout.page_size, "max_length": rollout.max_length}
-    return LockstepClient(Engine(model, params, **sizes))
+    return LockstepClient(Engine(model, params, slots=rollout.slots, max_length=rollout.max_length))

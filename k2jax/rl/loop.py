@@ -1,11 +1,9 @@
 """The loop of reinforcement learning: roll out, score, train, bring the new weights to the engine.
 
 It is the loop of Kimi K1.5, K2 and K2.5 (K2, section 3.2; K2.5, section 4). An iteration is a function of the
-checkpoint and its number: a run that is killed at any moment and started again repeats it bit for bit. Verdicts of
-verifiers are read back from their log, and episodes that were under way are sampled again.
+checkpoint and its number: a run that is killed at any moment repeats it bit for bit. Verdicts of verifiers are read
+back from their log, and episodes that were under way are sampled again.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 
@@ -15,15 +13,12 @@ from k2jax.rl.setup import open_rl
 
 
 def train(config: Config, workdir: str | Path, command: str | None = None) -> int:
-    """Trains to ``config.train.steps`` iterations, resuming from the workdir's newest checkpoint.
+    """Trains to ``config.train.steps`` iterations, from the workdir's newest checkpoint on; returns the exit code.
 
     Args:
         config: the experiment.
         workdir: the run's folder; see the package's documentation for what it holds.
         command: the command line that started it, for the report.
-
-    Returns:
-        The exit code of ``python -m k2jax.rl``.
 
     Raises:
         UserError: for a mistake in the config, the tasks or the workdir.
@@ -38,8 +33,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 if (rows := methods.before_update(step, number, packed.rows)) is not None:
                     trainer.update(number, rows)
             policy.push(run.state.params, step)
-            record = sampler.record() | trainer.record() | policy.record()
-            run.log(step, record | methods.record(step, groups))
+            run.log(step, sampler.record() | trainer.record() | policy.record() | methods.record(step, groups))
             run.save_when_due(step, extra=sampler.extra() | methods.extra())
             sampler.saved(step)
             write_results_when_due(run, step, command)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
-import jax
-
 from k2jax import processes
-from k2jax.chips import PEAK_FLOPS
 from k2jax.config.schema import Config
-from k2jax.model import active_parameters, total_parameters
-from k2jax.report.markdown import write_report
 from k2jax.report.metrics import read_metrics
-from k2jax.report.plots import draw_plots
 from k2jax.report.series import Records, scalars
-from k2jax.report.summary import RunSummary
-from k2jax.runtime import device_name
-from k2jax.train.report import PACKAGES, highlights
+from k2jax.train.report import write_run
 from k2jax.train.run import Run
 
 
@@ -29,34 +19,14 @@ def write_results(run: Run, status: str, command: str | None) -> None:
         command: the command line that goes on with it, or None.
     """
     config, rl = run.config, run.config.rl
-    tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
-    draw_plots(run.workdir, qk_clip_tau=tau)
-    records = read_metrics(run.workdir, most_lists=1)
-    summary = RunSummary(
-        title=f"{config.stage} {run.workdir.name}",
-        stage=config.stage,
-        status=status,
-        command=command,
-        config=highlights(config)
-        | {
-            "tasks": ", ".join(sorted(rl.tasks)),
-            "rollouts": f"{rl.rollout.prompts} prompts x {rl.rollout.samples} responses, {rl.updates} updates",
-            "objective": rl.loss.name,
-            "init_from": config.init_from,
-        },
-        changes=[(f"{step:,}", key, str(before), str(now)) for step, key, before, now in run.changes],
-        versions={name: version(name) for name in PACKAGES},
-        device=device_name(),
-        peak_flops=run.recorder.peak_flops,
-        peak_is_measured=jax.devices()[0].device_kind not in PEAK_FLOPS,
-        parameters_total=total_parameters(config.model),
-        parameters_active=active_parameters(config.model),
-        total_steps=config.train.steps,
-        qk_clip_tau=tau,
-        held_out=_held_out(config),
-        held_out_shares=_shares(records),
-    )
-    write_report(run.workdir, summary)
+    shown = {
+        "tasks": ", ".join(sorted(rl.tasks)),
+        "rollouts": f"{rl.rollout.prompts} prompts x {rl.rollout.samples} responses, {rl.updates} updates",
+        "objective": rl.loss.name,
+        "init_from": config.init_from,
+    }
+    shares = _shares(read_metrics(run.workdir, most_lists=1))
+    write_run(run, status, command, shown, held_out=_held_out(config), held_out_shares=shares)
 
 
 def write_results_when_due(run: Run, step: int, command: str | None) -> None:

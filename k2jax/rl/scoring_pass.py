@@ -20,6 +20,7 @@ from k2jax.batch import PackedBatch, TokenScores
 from k2jax.config.schema import Config
 from k2jax.losses import Loss, Metrics, Rows
 from k2jax.losses.targets import token_temperature
+from k2jax.model.selection_noise import noise_of_scoring
 from k2jax.parallel.batches import BatchSharding
 from k2jax.parallel.decoupled import make_sums
 from k2jax.parallel.layout import make_layout
@@ -96,7 +97,12 @@ class ScoringPass:
         # The cast is a program of its own, so that weights stored in another dtype meet the same pass.
         self._to_compute = jax.jit(lambda params: self.layout.to_compute(_as_float32(params), dtype))
         everywhere = NamedSharding(mesh, PartitionSpec())
-        self._score = jax.jit(lambda params, batch: sums(params, batch).terms["logprob"], out_shardings=everywhere)
+
+        def score(params: Any, batch: PackedBatch) -> Array:
+            with noise_of_scoring():
+                return sums(params, batch).terms["logprob"]
+
+        self._score = jax.jit(score, out_shardings=everywhere)
 
     def score_rows(self, params: Any, rows: Sequence[PackedBatch], needed: np.ndarray | None = None) -> np.ndarray:
         """Computes the log-probability of every token given what it may see, at the temperature of its sampling.

@@ -6,7 +6,7 @@ Example:
     python -m k2jax.rollout --config=experiments/rl/tools_nano.py --url=http://localhost:8000 --model=k2 \
         --tokenizer=runs/sft-tools-nano --workdir=runs/rollouts-served --tasks=200
 
-A command that was stopped or killed goes on when it is given again; nothing is lost or doubled. What it has collected
+A command that was stopped or killed continues when it is given again; nothing is lost or doubled. What it has collected
 is in the workdir, where python -m k2jax.trajectories finds it. The server has to take and return token ids, as
 python -m k2jax.serve and vLLM do; $OPENAI_API_KEY is sent to it.
 """
@@ -58,25 +58,11 @@ def main(values: flags.FlagValues) -> int:
     if values.url is not None:
         cli.require(values, "model", "tokenizer")
     runtime.prepare()
-    from k2jax.agents.collect.collection import AnswerSource, Collection
     from k2jax.agents.collect.event_loop import run
     from k2jax.agents.collect.monitoring import ChromeTrace, CollectionProgress, serve_metrics
 
     config, folder = cli.config_of(values), Path(values.workdir)
-    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
-    collection = Collection(
-        config,
-        folder,
-        source,
-        _tokenizer(values),
-        samples=values.samples,
-        workers=values.workers,
-        capacity=values.capacity,
-        engines=values.engines,
-        ray=values.ray,
-        deterministic=values.deterministic,
-        media=values.checkpoint is not None and _reads_images(values.checkpoint),
-    )
+    collection = _collection(values, config, folder)
     total = collection.prepare(_tasks(config, values.split, values.tasks))
     progress = CollectionProgress(total, config.rl.correct_reward, collection.emissions())
     printed = time.monotonic()
@@ -96,7 +82,7 @@ def main(values: flags.FlagValues) -> int:
     try:
         run(collection.run(report, opened_manager=serve, trace=trace))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"\ninterrupted at {progress.line()}; the same command goes on")
+        print(f"\ninterrupted at {progress.line()}; the same command continues")
         return INTERRUPTED
     finally:
         if trace is not None:
@@ -108,6 +94,27 @@ def main(values: flags.FlagValues) -> int:
     return 0
 
 
+def _collection(values: flags.FlagValues, config, folder: Path):
+    from k2jax.agents.collect.collection import AnswerSource, Collection
+    from k2jax.convert.loading import tokenizer_of
+    from k2jax.serve.media_readers import checkpoint_reader
+
+    source = AnswerSource(values.checkpoint or "", values.url or "", values.model or "")
+    return Collection(
+        config,
+        folder,
+        source,
+        tokenizer_of(values.tokenizer or values.checkpoint),
+        samples=values.samples,
+        workers=values.workers,
+        capacity=values.capacity,
+        engines=values.engines,
+        ray=values.ray,
+        deterministic=values.deterministic,
+        media=values.checkpoint is not None and checkpoint_reader(values.checkpoint) is not None,
+    )
+
+
 def _verify(folder: str) -> int:
     """Compares the journal with what is stored; returns the exit code."""
     from k2jax.agents.collect.monitoring import verify_collection
@@ -117,20 +124,6 @@ def _verify(folder: str) -> int:
         print(problem)
     print(f"{count:,} trajectories, {len(problems):,} problems")
     return 1 if problems else 0
-
-
-def _tokenizer(values: flags.FlagValues):
-    """The vocabulary of the model that answers."""
-    from k2jax.convert.loading import tokenizer_of
-
-    return tokenizer_of(values.tokenizer or values.checkpoint)
-
-
-def _reads_images(checkpoint: str) -> bool:
-    """Whether a checkpoint's model reads images; UserError where their packages are missing."""
-    from k2jax.serve.media_readers import checkpoint_reader
-
-    return checkpoint_reader(checkpoint) is not None
 
 
 def _tasks(config, split: str, count: int) -> list:

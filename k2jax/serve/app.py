@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 import hashlib
 import time
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -13,17 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, DialectResponse, anthropic
+from k2jax.agents.api import DIALECTS, ApiError, Delta, Dialect, anthropic
 from k2jax.agents.web.arrivals import Arrivals
-from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
-from k2jax.agents.web.http import EventStream, json_response, on_disconnect
-from k2jax.agents.web.models import list_models, show_model
+from k2jax.agents.web.http import EXCEPTION_HANDLERS, json_response, respond
+from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.serve.metrics import Metrics
 from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
-
-PUBLIC_PATHS = ("/health",)  # these need no API key
 
 
 def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
@@ -33,7 +29,7 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.prometheus),
         Route("/v1/models", endpoints.models),
-        Route("/v1/models/{name:path}", endpoints.model),
+        Route("/v1/models/{name:path}", endpoints.models),
         *(Route(dialect.path, endpoints.generation(dialect), methods=["POST"]) for dialect in DIALECTS),
         Route(f"{anthropic.DIALECT.path}/count_tokens", endpoints.count_tokens, methods=["POST"]),
     ]
@@ -42,7 +38,7 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths),
-            Middleware(AuthMiddleware, keys=keys, public_paths=PUBLIC_PATHS),
+            Middleware(AuthMiddleware, keys=keys),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
@@ -70,12 +66,8 @@ class Endpoints:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
-        """``GET /v1/models``."""
-        return list_models(request, self._service.card)
-
-    async def model(self, request: Request) -> Response:
-        """``GET /v1/models/NAME``."""
-        return show_model(request, self._service.card)
+        """``GET /v1/models`` and ``GET /v1/models/NAME``."""
+        return show_models(request, self._service.card)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``."""
@@ -100,26 +92,11 @@ class Endpoints:
             job.abandoned = True
             self._service.cancel(job)
 
-        response = dialect.respond(job.request, self._service.card)
-        if job.request.stream:
-            return EventStream(self._events(job, dialect, response), lambda: self._service.cancel(job), abandon)
-        try:
-            async with on_disconnect(request.receive, abandon):
-                async for delta in self._deltas(job):
-                    response.add(delta)
-        finally:
+        def end() -> None:
             self._service.cancel(job)
-        return json_response(response.body(job.prompt_usage()))
 
-    async def _events(self, job: Job, dialect: Dialect, response: DialectResponse) -> AsyncIterator[Sequence[Any]]:
-        """The events of a stream, those of a delta together; an error is the last event, without the end mark."""
-        try:
-            async for delta in self._deltas(job):
-                yield response.chunks(delta)
-        except ApiError as error:
-            yield [dialect.error_event(error)]
-            return
-        yield response.closing_chunks(job.prompt_usage())
+        answer = {"deltas": self._deltas(job), "usage": job.prompt_usage, "on_end": end, "on_abandon": abandon}
+        return await respond(request.receive, dialect, job.request, self._service.card, **answer)
 
     async def _deltas(self, job: Job) -> AsyncIterator[Delta]:
         """The deltas of a job, until one of its choices fails."""

@@ -40,7 +40,7 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
     from k2jax.inference.client import EngineClient
     from k2jax.inference.loading import load_engine
 
-    sizes = {name: record[name] for name in ("slots", "page_size", "max_length")}
+    sizes = {name: record[name] for name in ("slots", "max_length")}
     worker = Worker(load_engine(record["checkpoint"], vision=record.get("vision", False), **sizes))
 
     def load() -> EngineLoad:

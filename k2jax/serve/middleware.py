@@ -34,22 +34,17 @@ class MetricsMiddleware:
 
 
 class AuthMiddleware:
-    """Rejects requests without a valid API key, before their bodies are read."""
+    """Rejects requests without a valid API key, before their bodies are read; ``/health`` needs none."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, public_paths: Collection[str]):
-        """Protects every path except ``public_paths``."""
-        self._app, self._keys, self._public_paths = app, keys, public_paths
+    def __init__(self, app: ASGIApp, keys: ApiKeys):
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request."""
-        public = scope["type"] != "http" or scope["path"] in self._public_paths
+        public = scope["type"] != "http" or scope["path"] == "/health"
         if public or self._keys.accept(given_key(scope["headers"])):
             await self._app(scope, receive, send)
             return
-        error = ApiError(
-            401,
-            "a valid API key is needed: Authorization: Bearer KEY",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        message, headers = "a valid API key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
+        error = ApiError(401, message, code="invalid_api_key", headers=headers)
         await error_response(error, scope["path"])(scope, receive, send)

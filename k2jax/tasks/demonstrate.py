@@ -19,8 +19,8 @@ from k2jax import cli
 from k2jax.files.atomic import write_json_lines
 from k2jax.tasks.characters.dataset import CharacterTasks
 from k2jax.tasks.characters.teacher import demonstrations
-from k2jax.tasks.commands.dataset import command_demonstrations, command_tasks
-from k2jax.tasks.expressions.dataset import expression_demonstrations, expression_tasks
+from k2jax.tasks.commands.dataset import CommandTasks, command_demonstrations
+from k2jax.tasks.expressions.dataset import ExpressionTasks, expression_demonstrations
 from k2jax.tasks.pictures.oracle import picture_demonstrations
 from k2jax.tasks.pictures.tools import PictureTools
 from k2jax.tasks.tool_use.dataset import ToolUseTasks
@@ -28,8 +28,8 @@ from k2jax.tasks.tool_use.demonstrations import tool_demonstrations
 
 _TEACHERS = {
     "characters": (CharacterTasks, demonstrations),
-    "commands": (command_tasks, command_demonstrations),
-    "expressions": (expression_tasks, expression_demonstrations),
+    "commands": (CommandTasks, command_demonstrations),
+    "expressions": (ExpressionTasks, expression_demonstrations),
     "picture_tools": (PictureTools, picture_demonstrations),
     "tool_use": (ToolUseTasks, tool_demonstrations),
 }

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Sequence
 import os
 import time
-from typing import NamedTuple
 
 from absl import flags
 
@@ -33,63 +32,28 @@ _SHOWN = 5
 """Episodes that are named where their reward is not what it should be."""
 
 
-class Played(NamedTuple):
-    """Episodes of two policies.
-
-    Attributes:
-        oracle: scored episodes of the oracle, in the order of the tasks.
-        null: those of the policy that does nothing.
-        seconds: wall time.
-    """
-
-    oracle: list[Trajectory]
-    null: list[Trajectory]
-    seconds: float
-
-
-async def played(
-    tasks: Sequence[Task], oracle: Policy, maker: EnvironmentMaker, scorer: Scorer, at_once: int
-) -> Played:
-    """Plays every task twice.
+async def play_all(
+    tasks: Sequence[Task], policy: Policy, maker: EnvironmentMaker, scorer: Scorer, at_once: int
+) -> list[Trajectory]:
+    """Plays and scores every task; the episodes have the order of the tasks.
 
     Args:
         tasks: to play.
-        oracle: that should solve all of them.
+        policy: that plays them.
         maker: of the environments.
         scorer: of the episodes.
         at_once: episodes at a time.
     """
     room = asyncio.Semaphore(at_once)
 
-    async def episode(task: Task, policy: Policy) -> Trajectory:
+    async def episode(task: Task) -> Trajectory:
         async with room:
             trajectory = await play(task, maker.make(task), policy)
             if trajectory.status != "masked":
                 await scorer.judge(task, trajectory)
             return trajectory
 
-    begun = time.perf_counter()
-    episodes = await asyncio.gather(*(episode(task, policy) for policy in (oracle, null_policy) for task in tasks))
-    return Played(episodes[: len(tasks)], episodes[len(tasks) :], time.perf_counter() - begun)
-
-
-def check(tasks: Sequence[Task], oracle: Policy, sandbox: str = "bubblewrap", images: str = "") -> Played:
-    """Plays and scores every task with its oracle and with a policy that does nothing; see ``played``.
-
-    Args:
-        tasks: of data sets that were loaded here.
-        oracle: that should solve all of them.
-        sandbox: name of the backend of environments and verifiers.
-        images: see ``make_backend``.
-
-    Raises:
-        UserError: a task names what is not there, or this machine lacks what its sandboxes need.
-    """
-    cores = os.cpu_count() or 1
-    maker = EnvironmentMaker(sandbox, images=images, repositories=None)
-    with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
-        scorer = Scorer(pool, backend=make_backend(sandbox, images=images))
-        return asyncio.run(played(tasks, oracle, maker, scorer, 2 * cores))
+    return await asyncio.gather(*map(episode, tasks))
 
 
 def define(values: flags.FlagValues) -> None:
@@ -106,16 +70,19 @@ def main(values: flags.FlagValues, dataset: str) -> int:
     """Runs the command; the exit code is 1 where a reward is not what it should be."""
     oracle = oracles.get(dataset)
     tasks = load_tasks(dataset, values.options, values.split)[: values.count or None]
-    result = check(tasks, oracle, values.sandbox, values.images)
-    wrong = False
-    for name, episodes, expected in (("oracle", result.oracle, 1.0), ("null", result.null, 0.0)):
-        missed = [e for e in episodes if e.reward is None or e.reward.value != expected]
-        earning = f"{len(episodes) - len(missed)} of {len(episodes)}"
-        print(f"{dataset}: {earning} episodes of the {name} policy earn {expected:g}")
-        for episode in missed[:_SHOWN]:
-            print(f"  {episode.task}: {episode.error or (episode.reward.value, dict(episode.reward.info))}")
-        wrong |= bool(missed)
-    print(f"{2 * len(tasks)} episodes in {result.seconds:.1f} s")
+    cores, begun, wrong = os.cpu_count() or 1, time.perf_counter(), False
+    maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=None)
+    with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
+        scorer = Scorer(pool, backend=make_backend(values.sandbox, images=values.images))
+        for name, policy, expected in (("oracle", oracle, 1.0), ("null", null_policy, 0.0)):
+            episodes = asyncio.run(play_all(tasks, policy, maker, scorer, 2 * cores))
+            missed = [e for e in episodes if e.reward is None or e.reward.value != expected]
+            earning = f"{len(episodes) - len(missed)} of {len(episodes)}"
+            print(f"{dataset}: {earning} episodes of the {name} policy earn {expected:g}")
+            for episode in missed[:_SHOWN]:
+                print(f"  {episode.task}: {episode.error or (episode.reward.value, dict(episode.reward.info))}")
+            wrong |= bool(missed)
+    print(f"{2 * len(tasks)} episodes in {time.perf_counter() - begun:.1f} s")
     return int(wrong)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -80,16 +81,38 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
         status: how it stands, in words.
         command: the command line that goes on with it, or None.
     """
-    config, step = run.config, run.done
+    facts = {"held_out": _held_out(data), "sources": _sources(data, run.done), "best_step": run.best}
+    facts |= {"newton_schulz_share": newton_schulz_share(run.config)}
+    write_run(run, status, command, baselines=baselines(data), **facts)
+
+
+def write_run(
+    run: Run,
+    status: str,
+    command: str | None,
+    shown: Mapping[str, object] | None = None,
+    baselines: Baselines = NO_BASELINES,
+    **facts: Any,
+) -> None:
+    """Redraws the plots, and rewrites ``report.md`` with what all stages say of a run.
+
+    Args:
+        run: the run.
+        status: how it stands, in words.
+        command: the command line that goes on with it, or None.
+        shown: what the report shows of the configuration beside ``highlights``, by a short name.
+        baselines: on the held-out text.
+        facts: further fields of the ``RunSummary``.
+    """
+    config = run.config
     tau = config.optimizer.qk_clip_tau if config.optimizer.name == "muonclip" else None
-    yardsticks = baselines(data)
-    draw_plots(run.workdir, baselines=yardsticks, qk_clip_tau=tau)
+    draw_plots(run.workdir, baselines=baselines, qk_clip_tau=tau)
     summary = RunSummary(
         title=f"{config.stage} {run.workdir.name}",
         stage=config.stage,
         status=status,
         command=command,
-        config=highlights(config),
+        config=highlights(config) | dict(shown or {}),
         changes=[(f"{step:,}", key, str(before), str(now)) for step, key, before, now in run.changes],
         versions={name: version(name) for name in PACKAGES},
         device=device_name(),
@@ -98,12 +121,9 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
         parameters_total=total_parameters(config.model),
         parameters_active=active_parameters(config.model),
         total_steps=config.train.steps,
-        held_out=_held_out(data),
-        best_step=run.best,
-        baselines=yardsticks,
-        sources=_sources(data, step),
-        newton_schulz_share=newton_schulz_share(config),
+        baselines=baselines,
         qk_clip_tau=tau,
+        **facts,
     )
     write_report(run.workdir, summary)
 

@@ -344,12 +344,11 @@ class Run:
             f"{float(metrics.grad_norm)}" + (f", max logit in {where}" if where else "") + ")"
         )
         lower = "lower config.optimizer.learning_rate or config.optimizer.grad_clip"
+        again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
         self.exit_code = NON_FINITE
         if leaves := non_finite_leaves(self.state):
-            again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
             self.note(f"{happened} because {_some(leaves)} was not when it began; nothing was saved: {again}.")
         elif self._updates:  # the state lies between two steps
-            again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
             self.note(f"{happened}, and was left after {self._updates} of its updates: {lower}, and {again}.")
         elif good == self.start and steps:
             older = [step for step in steps if step < good]

@@ -22,14 +22,14 @@ class PairVerdict(NamedTuple):
         other: number of the other sample.
         choices: ``first``, ``second`` or ``tie``, or empty where the judge gave no verdict: with the own answer in the
             first place, and with the other one there.
-        said: the judge's words, in the same order.
+        replies: the judge's words, in the same order.
         rubrics: names and kinds of the criteria.
         error: why there is no verdict; empty where the judge was asked.
     """
 
     other: int
     choices: tuple[str, str] = ("", "")
-    said: tuple[str, str] = ("", "")
+    replies: tuple[str, str] = ("", "")
     rubrics: tuple[str, ...] = ()
     error: str = ""
 
@@ -42,7 +42,7 @@ class PairVerdict(NamedTuple):
 
     def seen_by_other(self, sample: int) -> PairVerdict:
         """The same verdict as one of the other sample about this one, whose number is ``sample``."""
-        return self._replace(other=sample, choices=self.choices[::-1], said=self.said[::-1])
+        return self._replace(other=sample, choices=self.choices[::-1], replies=self.replies[::-1])
 
 
 class TrainingMarks(NamedTuple):
@@ -66,9 +66,19 @@ class TrainingMarks(NamedTuple):
 
 def set_comparisons(trajectory: Trajectory, verdicts: Iterable[PairVerdict]) -> None:
     """Writes a critic's verdicts into the metadata; none leave no key. A pair needs them in one of its samples."""
-    entries = [{key: _plain(value) for key, value in verdict._asdict().items()} for verdict in verdicts]
+    entries = [_comparison_entry(verdict) for verdict in verdicts]
     if entries:
         trajectory.metadata[COMPARISONS] = entries
+
+
+def _comparison_entry(verdict: PairVerdict) -> dict[str, Any]:
+    return {
+        "other": verdict.other,
+        "choices": list(verdict.choices),
+        "said": list(verdict.replies),
+        "rubrics": list(verdict.rubrics),
+        "error": verdict.error,
+    }
 
 
 class RewardPart(NamedTuple):
@@ -106,8 +116,8 @@ def _is_part(entry: Any) -> bool:
 def comparisons(trajectory: Trajectory) -> list[PairVerdict]:
     """The verdicts of ``set_comparisons``; what is none of them is left out."""
     entries = trajectory.metadata.get(COMPARISONS)
-    found = [_pair_verdict(entry) for entry in entries] if isinstance(entries, list) else []
-    return [verdict for verdict in found if verdict is not None]
+    verdicts = [_pair_verdict(entry) for entry in entries] if isinstance(entries, list) else []
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
 def set_training(trajectory: Trajectory, marks: TrainingMarks) -> None:
@@ -145,11 +155,11 @@ def other_metadata(trajectory: Trajectory) -> dict[str, Any]:
 
 def _pair_verdict(entry: Any) -> PairVerdict | None:
     try:
-        choices, said = (tuple(entry[name]) for name in ("choices", "said"))
-        known = len(choices) == len(said) == 2 and all(choice in _CHOICES for choice in choices)
-        return PairVerdict(
-            int(entry["other"]), choices, tuple(map(str, said)), tuple(map(str, entry["rubrics"])), str(entry["error"])
-        ) if known else None  # fmt: skip
+        choices, replies = (tuple(entry[name]) for name in ("choices", "said"))
+        if not len(choices) == len(replies) == 2 or not all(choice in _CHOICES for choice in choices):
+            return None
+        replies, rubrics = tuple(map(str, replies)), tuple(map(str, entry["rubrics"]))
+        return PairVerdict(int(entry["other"]), choices, replies, rubrics, str(entry["error"]))
     except (TypeError, ValueError, KeyError, OverflowError):
         return None
 
@@ -168,7 +178,3 @@ def _from_lists(entry: Any) -> dict[int, dict[int, float]]:
 
 def _rounded(value: float) -> float:
     return float(f"{float(value):.4g}")
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -11,7 +11,7 @@ from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Node, Status, Traj
 
 FINISHES = ("stop", "length", "cancelled")
 SLACK = 1e-4
-"""By how much rounding may lift a log-probability above 0 [nats]."""
+"""Amount by which rounding may lift a log-probability above 0 [nats]."""
 _TYPES = {"tokens": np.int32, "mask": np.bool_, "logprobs": np.float32, "versions": np.int64}
 
 
@@ -24,10 +24,9 @@ def verify(trajectory: Trajectory, vocab_size: int | None = None) -> list[str]:
     """
     problems = _trajectory_problems(trajectory)
     for index, node in enumerate(trajectory.nodes):
-        array_problems = _array_problems(index, node)
-        lines = array_problems or [*_token_problems(node, vocab_size), *_turn_problems(node)]
-        if not array_problems:
-            lines += _order_problems(trajectory, index)
+        lines = array_problems(index, node) or [
+            *_token_problems(node, vocab_size), *_turn_problems(node), *_order_problems(trajectory, index),
+        ]  # fmt: skip
         problems += [f"node {index}: {line}" for line in lines]
     return problems
 
@@ -49,7 +48,8 @@ def _trajectory_problems(trajectory: Trajectory) -> list[str]:
     return problems
 
 
-def _array_problems(index: int, node: Node) -> list[str]:
+def array_problems(index: int, node: Node) -> list[str]:
+    """Returns what is wrong with the parent and the arrays of a node, a line each; ``index`` is its own."""
     problems = []
     if not ROOT <= node.parent < index:
         problems.append(f"the parent {node.parent} is no earlier node")
@@ -58,7 +58,10 @@ def _array_problems(index: int, node: Node) -> list[str]:
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (len(node.tokens),):
             problems.append(f"{name} are not {np.dtype(dtype).name} [{len(node.tokens)}]")
     experts = node.experts
-    if experts is not None and (experts.dtype != np.int16 or experts.ndim != 3 or len(experts) != len(node.tokens)):
+    if experts is not None and not (
+        isinstance(experts, np.ndarray) and experts.dtype == np.int16 and experts.ndim == 3
+        and len(experts) == len(node.tokens)
+    ):  # fmt: skip
         problems.append(f"experts are not int16 [{len(node.tokens)}, expert layers, active experts]")
     return problems
 
@@ -96,7 +99,7 @@ def _turn_problems(node: Node) -> list[str]:
 
 
 def _order_problems(trajectory: Trajectory, index: int) -> list[str]:
-    """Weights and turns only go on: down a path neither a version nor the number of a call falls."""
+    """Weights and turns only increase: down a path neither a version nor the number of a call falls."""
     node = trajectory.nodes[index]
     versions = node.versions[node.versions != NO_VERSION]
     problems = ["versions fall within the node"] if (np.diff(versions) < 0).any() else []

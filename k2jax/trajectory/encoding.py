@@ -23,6 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from k2jax.trajectory.consistency import array_problems
 from k2jax.trajectory.types import Node, Purpose, Reward, Status, Trajectory
 
 LARGEST = 2**30
@@ -31,7 +32,6 @@ LARGEST_STRUCTURE = 2**26
 """Bytes of a trajectory's JSON at most, which takes many times as much memory once it is parsed."""
 _LENGTHS = struct.Struct("<QQ")
 _COLUMNS = {"versions": "<i8", "tokens": "<i4", "logprobs": "<f4", "experts": "<i2", "mask": "|u1"}
-_NODE_TYPES = {"versions": np.int64, "tokens": np.int32, "logprobs": np.float32, "experts": np.int16, "mask": np.bool_}
 
 
 class EncodingError(ValueError):
@@ -46,7 +46,8 @@ def encode(trajectory: Trajectory) -> bytes:
             NaN, infinity, keys that are no strings, or other objects.
     """
     for index, node in enumerate(trajectory.nodes):
-        _check_node(index, node)
+        for problem in array_problems(index, node):
+            raise EncodingError(f"node {index}: {problem}")
     try:
         structure = json.dumps(_structure(trajectory), allow_nan=False, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
@@ -62,19 +63,6 @@ def encode(trajectory: Trajectory) -> bytes:
             f"them JSON; at most {LARGEST:,} and {LARGEST_STRUCTURE:,} can be stored"
         )
     return data
-
-
-def _check_node(index: int, node: Node) -> None:
-    count = len(node.tokens)
-    for name, dtype in _NODE_TYPES.items():
-        array = getattr(node, name)
-        if name == "experts" and array is None:
-            continue
-        if not isinstance(array, np.ndarray) or array.dtype != dtype:
-            raise EncodingError(f"{name} of node {index} are no array of {np.dtype(dtype).name}")
-        shape = (count, *array.shape[1:3]) if name == "experts" else (count,)
-        if array.shape != shape or array.ndim != (3 if name == "experts" else 1):
-            raise EncodingError(f"{name} of node {index} have the shape {array.shape} beside {count} tokens")
 
 
 def _structure(trajectory: Trajectory) -> dict[str, Any]:

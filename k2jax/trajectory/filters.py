@@ -125,14 +125,7 @@ class DemonstratedPath(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The record of a demonstration; see ``demonstrations``."""
-        return {
-            "tokens": self.row.tokens.tolist(),
-            "mask": self.row.mask.tolist(),
-            "task": self.trajectory.task,
-            "domain": self.trajectory.domain,
-            "key": list(self.trajectory.key),
-            "reward": None if self.trajectory.reward is None else self.trajectory.reward.value,
-        }
+        return {"tokens": self.row.tokens.tolist(), "mask": self.row.mask.tolist(), **self.trajectory.about}
 
 
 def demonstrated_paths(

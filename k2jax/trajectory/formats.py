@@ -70,7 +70,7 @@ class _Turns(_Format):
         return [sequence_row(trajectory, trajectory.path(index), [index]) for index in sampled]
 
     def reorder(self, rows: list[TrajectoryRow]) -> list[TrajectoryRow]:
-        """By the number of the call."""
+        """Sorts rows by the number of the call."""
         return sorted(rows, key=lambda row: row.turns[-1] if len(row.turns) else 0)
 
 
@@ -130,16 +130,8 @@ def exported(trajectories: Iterable[Trajectory], name: str, length: int | None =
         UserError: there is no such format.
     """
     for trajectory in trajectories:
-        reward = trajectory.reward
-        about = {
-            "task": trajectory.task,
-            "domain": trajectory.domain,
-            "key": list(trajectory.key),
-            "status": trajectory.status,
-            "reward": None if reward is None else reward.value,
-        }
         for row in format_rows(trajectory, name, length):
-            yield about | row.to_json()
+            yield trajectory.about | {"status": trajectory.status} | row.to_json()
 
 
 def write_jsonl(path: Path | str, records: Iterable[dict[str, Any]]) -> int:

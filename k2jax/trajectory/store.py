@@ -5,7 +5,7 @@ that the file was created with, and a CRC-32 of these. A record has a magic numb
 as stored and as decompressed, a 128-bit BLAKE2b digest of the stored body and a CRC-32 of all that, and then the body:
 an encoded trajectory (``encoding.py``) compressed by zlib. All numbers are little-endian.
 
-An incomplete last record is reported (see files/append_log.py). Anything else that is not as it was written is a
+An incomplete last record is a warning (see files/append_log.py). Anything else that is not as it was written is a
 UserError with the file and the offset.
 
 ``write`` replaces an iteration's file by one rename after an fsync of the file, and then syncs the folder: it survives
@@ -42,9 +42,6 @@ _CRC_BYTES = 4
 _LEVEL = 1  # log-probabilities hardly compress; what does is compressed as well by the quickest level
 _STALE = f".*{SUFFIX}.*.tmp"
 
-Report = Callable[[str], None]
-"""Receives one line about an incomplete last record."""
-
 
 def _print_warning(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
@@ -56,15 +53,13 @@ class TrajectoryStore:
     Args:
         folder: the folder of the files; created by the first write.
         keep: how many iterations stay, the newest; None keeps all.
-        report: receives one line about each incomplete last record; prints it to stderr by default.
     """
 
-    def __init__(self, folder: Path | str, keep: int | None = None, report: Report = _print_warning):
+    def __init__(self, folder: Path | str, keep: int | None = None):
         if keep is not None and keep < 1:
             raise ValueError("a store keeps at least one iteration")
         self.folder = Path(folder)
         self._keep = keep
-        self._report = report
         self._open: tuple[int, AppendLog[Trajectory]] | None = None  # of the step that was appended to last
 
     def path(self, step: int) -> Path:
@@ -107,7 +102,7 @@ class TrajectoryStore:
     def append(self, step: int, trajectory: Trajectory) -> int:
         """Adds a trajectory to an iteration; once this returns, no death of the process loses it.
 
-        An incomplete last record of an earlier process is reported and cut off first.
+        An incomplete last record of an earlier process is a warning and cut off first.
 
         Returns:
             The offset of its record in the file, for ``read_trajectory``.
@@ -122,7 +117,7 @@ class TrajectoryStore:
             if not path.exists():
                 write_atomic(path, _file_header(step, 0))
                 self._retain(step)
-            log = AppendLog(path, _Records(step), report=self._report)
+            log = AppendLog(path, _Records(step), report=_print_warning)
             log.open()
             self._open = step, log
         return self._open[1].append(trajectory)
@@ -133,7 +128,7 @@ class TrajectoryStore:
         Raises:
             UserError: the iteration is not stored; while iterating: a record is damaged.
         """
-        return read_trajectories(self.path(step), self._report)
+        return read_trajectories(self.path(step))
 
     def discard(self, step: int) -> None:
         """Removes an iteration, for a resumed run that appends it from its start again."""
@@ -168,12 +163,12 @@ class TrajectoryStore:
                     self.path(old).unlink(missing_ok=True)
 
 
-def read_trajectories(path: Path | str, report: Report = _print_warning) -> Iterator[Trajectory]:
+def read_trajectories(path: Path | str, warn: Callable[[str], None] | None = None) -> Iterator[Trajectory]:
     """The trajectories of a file of a store in the order of writing, one at a time in memory.
 
     Args:
-        path: the file.
-        report: receives one line about an incomplete last record, which is left out.
+        path: of the file.
+        warn: receives a line about an incomplete last record; None for the error output.
 
     Raises:
         UserError: there is no such file; while iterating: a record is damaged (with its offset in the file).
@@ -183,7 +178,7 @@ def read_trajectories(path: Path | str, report: Report = _print_warning) -> Iter
         steps = ", ".join(map(str, TrajectoryStore(path.parent).steps())) or "none"
         raise UserError(f"there is no file of trajectories {path}; stored iterations: {steps}")
     step = path.name.removesuffix(SUFFIX)
-    return read_log(path, _Records(int(step) if step.isdecimal() else -1), report)
+    return read_log(path, _Records(int(step) if step.isdecimal() else -1), warn or _print_warning)
 
 
 def _file_header(step: int, count: int) -> bytes:

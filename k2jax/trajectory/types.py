@@ -87,7 +87,7 @@ class Trajectory:
         key: (step, prompt, sample): the order of training.
         nodes: in the order in which they were made; a parent comes before its children.
         status: ``finished``; ``truncated`` by a budget, which is scored and trained on; ``masked`` by an error of the
-            infrastructure, which is neither; ``unfinished`` where it goes on in a later iteration.
+            infrastructure, which is neither; ``unfinished`` where it continues in a later iteration.
         reward: None until it is scored.
         error: why it is masked.
         metadata: JSON values.
@@ -135,6 +135,12 @@ class Trajectory:
         """Indices of the nodes without children, ascending."""
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What exported records say of it, as JSON: ``task``, ``domain``, ``key`` and the value of the ``reward``."""
+        reward = None if self.reward is None else self.reward.value
+        return {"task": self.task, "domain": self.domain, "key": list(self.key), "reward": reward}
 
     @property
     def sampled_tokens(self) -> int:

@@ -20,18 +20,15 @@ dropped rows are counted.
 ``dense`` needs no plan, and serves as the reference for the others.
 """
 
-from pallas_kernels.expert_exchange.bytes import ExchangeBytes, exchanged_bytes
 from pallas_kernels.expert_exchange.dma import exchange_cost
 from pallas_kernels.expert_exchange.exchange import Received, expert_combine, expert_dispatch
 from pallas_kernels.expert_exchange.parallel import expert_parallel
 from pallas_kernels.expert_exchange.route import Route
 
 __all__ = [
-    "ExchangeBytes",
     "Received",
     "Route",
     "exchange_cost",
-    "exchanged_bytes",
     "expert_combine",
     "expert_dispatch",
     "expert_parallel",

@@ -62,8 +62,8 @@ def plan_exchange(expert_ids_TK: jax.Array, experts: int, ranks: int, slots: int
     owner_TK = expert_ids_TK // (experts // ranks)
     sent_PT = jnp.any(owner_TK == peer_P[:, None, None], axis=-1)
     index_PT = jnp.cumsum(sent_PT, axis=1, dtype=jnp.int32) - 1
-    wanted_P = jnp.sum(sent_PT, axis=1, dtype=jnp.int32)
-    count_P = jnp.minimum(wanted_P, slots)
+    needed_P = jnp.sum(sent_PT, axis=1, dtype=jnp.int32)
+    count_P = jnp.minimum(needed_P, slots)
     start_P = _packed_starts(count_P) if packed else peer_P * slots
 
     # Sorting moves the tokens of each peer to the front. A TPU would run a scatter one element at a time.
@@ -80,7 +80,7 @@ def plan_exchange(expert_ids_TK: jax.Array, experts: int, ranks: int, slots: int
         slot_of_choice_TK=take(slot_PT.reshape(-1), _index_in_PT(owner_TK, token_T, ranks), fill=NOWHERE),
         start_P=start_P,
         count_P=count_P,
-        dropped=jnp.sum(wanted_P - count_P, dtype=jnp.int32),
+        dropped=jnp.sum(needed_P - count_P, dtype=jnp.int32),
     )
     # Keeps XLA from recomputing small integers for every element of the row gathers that read them.
     return lax.optimization_barrier(plan)
@@ -93,8 +93,8 @@ def row_groups(rows):
 
 def sent_rows(tokens: int, active: int, ranks: int, slots: int) -> int:
     """Rows of a packed buffer for any routing: min(K, P) for each token, and less than a group for each peer."""
-    most = row_groups(tokens * min(active, ranks) + ranks * (ROW_GROUP - 1))
-    return min(most, ranks * slots)
+    bound = row_groups(tokens * min(active, ranks) + ranks * (ROW_GROUP - 1))
+    return min(bound, ranks * slots)
 
 
 def _packed_starts(count_P):

@@ -2,6 +2,5 @@
 
 from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
 from pallas_kernels.mla_attention.attention import mla_attention
-from pallas_kernels.mla_attention.blocks import visited_blocks
 
-__all__ = ["AttentionInputs", "AttentionStats", "mla_attention", "visited_blocks"]
+__all__ = ["AttentionInputs", "AttentionStats", "mla_attention"]

@@ -66,14 +66,14 @@ def block_size(length: int) -> int:
     return block
 
 
-def most_pairs(n: int, causal: bool = True) -> int:
+def max_pairs(n: int, causal: bool = True) -> int:
     """Pairs of a row of ``n`` blocks in which every key is visible."""
     return n * (n + 1) // 2 if causal else n * n
 
 
 def fits(batch: int, n: int, causal: bool = True) -> bool:
     """Whether the schedule of ``batch`` rows of ``n`` blocks fits into scalar memory, with two words for each pair."""
-    return 8 * batch * most_pairs(n, causal) <= SCALAR_BYTES
+    return 8 * batch * max_pairs(n, causal) <= SCALAR_BYTES
 
 
 def schedule_pairs(
@@ -102,7 +102,7 @@ def schedule_pairs(
     group_BN1 = jnp.arange(batch * n, dtype=jnp.int32).reshape(batch, n, 1)
     # The sort is stable: the visible pairs move to the front and keep their order.
     sorted_pairs = lax.sort((jnp.where(visible_BNN, group_BN1, batch * n).ravel(), pairs_BNN.ravel()), num_keys=1)
-    group_T, pairs_T = (x[: batch * most_pairs(n, causal)] for x in sorted_pairs)
+    group_T, pairs_T = (x[: batch * max_pairs(n, causal)] for x in sorted_pairs)
     first_T, last_T = jnp.diff(group_T, prepend=-1) != 0, jnp.diff(group_T, append=-1) != 0
     return PairSchedule(group_T // n, pairs_T | first_T * _FIRST | last_T * _LAST, visible_BNN.sum(dtype=jnp.int32))
 
@@ -121,12 +121,6 @@ def whole_blocks(exit: Array | None, batch: int, length: int, block: int) -> Arr
     if exit is None:
         exit = jnp.full((batch, length), length)
     return jnp.pad(jnp.minimum(exit, length).astype(jnp.int32), ((0, 0), (0, -length % block)))
-
-
-def visited_blocks(exit: Array | None, length: int, block: int) -> Array:
-    """Number of pairs that a kernel computes for exits ``[B, S]`` (None: one causal sequence), int32 scalar."""
-    exit_BS = whole_blocks(exit, 1 if exit is None else exit.shape[0], length, block)
-    return _visible(exit_BS, block)[0].sum(dtype=jnp.int32)
 
 
 def _visible(exit_BS: Array, block: int, start_BS: Array | None = None) -> tuple[Array, Array]:

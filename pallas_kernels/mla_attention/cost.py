@@ -1,8 +1,8 @@
 """FLOPs, bytes and exponentials of the Mosaic kernels, counted from their products and fetches.
 
-``visits`` is the number of pairs of blocks over the batch: ``blocks.visited_blocks`` of a known mask, or by default all
-causal pairs, which a kernel declares to the compiler because the exits are not known then. Bytes are those of the
-arrays' elements: a width of 64 counts as 64, although a TPU's tiles pad it to 128.
+``visits`` is the number of pairs of blocks over the batch. A kernel declares all pairs that its mask may show to the
+compiler, because the exits are not known then. Bytes are those of the arrays' elements: a width of 64 counts as 64,
+although a TPU's tiles pad it to 128.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 from jax import Array
 from jax.experimental import pallas as pl
 
-from pallas_kernels.mla_attention.blocks import most_pairs
+from pallas_kernels.mla_attention.blocks import max_pairs
 
 FLOAT32 = 4
 
@@ -46,17 +46,12 @@ class AttentionShape:
         return cls(**sizes, rope=rope, value=v.shape[-1], itemsize=v.dtype.itemsize)
 
 
-def causal_visits(shape: AttentionShape, block: int) -> int:
-    """Number of pairs of blocks under a causal mask."""
-    return shape.batch * most_pairs(-(-shape.length // block))
-
-
-def most_visits(exit: Array, block: int, causal: bool) -> int:
+def max_visits(exit: Array, block: int, causal: bool) -> int:
     """Number of pairs of blocks of exits ``[B, S]`` in whole blocks, if every key that the mask may show is visible."""
-    return exit.shape[0] * most_pairs(exit.shape[1] // block, causal)
+    return exit.shape[0] * max_pairs(exit.shape[1] // block, causal)
 
 
-def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:
+def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int) -> pl.CostEstimate:
     """Cost of the forward kernel with ``heads`` heads per step."""
     written = shape.heads * (shape.value * shape.itemsize + FLOAT32)
     read = shape.heads * (shape.nope + shape.rope) * shape.itemsize
@@ -64,7 +59,7 @@ def forward_cost(shape: AttentionShape, block: int, heads: int, visits: int | No
     return _cost(shape, block, visits, (shape.nope + shape.rope) + shape.value, streamed, read + written)
 
 
-def query_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:
+def query_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: int) -> pl.CostEstimate:
     """Cost of the kernel for dq."""
     written = shape.heads * (shape.nope + shape.rope) * shape.itemsize
     streamed = _keys_bytes(shape, heads)
@@ -72,7 +67,7 @@ def query_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: 
     return _cost(shape, block, visits, width, streamed, _rows_bytes(shape) + written)
 
 
-def key_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: int | None = None) -> pl.CostEstimate:
+def key_gradients_cost(shape: AttentionShape, block: int, heads: int, visits: int) -> pl.CostEstimate:
     """Cost of the kernel for dk and dv."""
     written = shape.heads * (shape.nope + shape.value) * shape.itemsize + shape.heads // heads * shape.rope * FLOAT32
     width = 2 * (shape.nope + shape.rope) + 2 * shape.value
@@ -96,7 +91,6 @@ def _cost(shape: AttentionShape, block, visits, width, streamed, resident) -> pl
     ``width`` is summed over the products of a tile. ``streamed`` bytes of a token move at every visit of its block,
     ``resident`` bytes of a token once.
     """
-    visits = causal_visits(shape, block) if visits is None else visits
     scores = visits * block * block * shape.heads
     return pl.CostEstimate(
         flops=2 * scores * width,

@@ -77,7 +77,7 @@ def _query_gradients(operands, mask, settings: tile.AttentionSettings):
     q_nope, q_rope, _, _, v, *_ = operands
     exit, start = mask
     nope, rope = q_nope.shape[-1], q_rope.shape[-2]
-    visits = cost.most_visits(exit, settings.block, causal=start is None)
+    visits = cost.max_visits(exit, settings.block, causal=start is None)
     return tile.call(
         functools.partial(_query_kernel, settings=settings),
         settings,
@@ -96,7 +96,7 @@ def _key_gradients(operands, mask, settings: tile.AttentionSettings):
     """Gradients of k_nope, k_rope (float32 ``[B, H / heads per step, Dr, S]``, yet to be summed) and v."""
     q_nope, q_rope, k_nope, _, v, *_ = operands
     exit, start = mask
-    visits = cost.most_visits(exit, settings.block, causal=start is None)
+    visits = cost.max_visits(exit, settings.block, causal=start is None)
     nope, rope, value = q_nope.shape[-1], q_rope.shape[-2], v.shape[-1]
     batch, heads, length, _ = v.shape
     dk_rope_shape = (batch, heads // settings.heads, rope, length)

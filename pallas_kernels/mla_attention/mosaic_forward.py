@@ -74,7 +74,7 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
             cost.AttentionShape.of(q_nope, rope, v),
             settings.block,
             settings.heads,
-            cost.most_visits(exit, settings.block, causal=start is None),
+            cost.max_visits(exit, settings.block, causal=start is None),
         ),
         name="mla_attention_forward",
     )

@@ -86,8 +86,8 @@ def forward(queries: Queries, keys: Keys, mask: KeyMask, scale: float, block: in
             visible_KQ = _mask(visible, i * block, block, k_start, size)
             return _attend(block_q, tile_k, tile_v, visible_KQ, seen, scale)
 
-        found = _finish(_over_keys(visible, i, block, tile, nothing), v_HTE.dtype)
-        return tuple(_replace_part(x, part, i * block, x.ndim - 1) for x, part in zip(done, found, strict=True))
+        results = _finish(_over_keys(visible, i, block, tile, nothing), v_HTE.dtype)
+        return tuple(_replace_part(x, part, i * block, x.ndim - 1) for x, part in zip(done, results, strict=True))
 
     shapes = ((heads, width, total), v_HTE.dtype), ((heads, total), jnp.float32), ((heads, total), jnp.float32)
     empty = tuple(full(shape, 0, dtype, q_HTE) for shape, dtype in shapes)

@@ -43,7 +43,7 @@ def mla_decode(
         cache: ``[L, P, S, W]``, pages of S tokens of every layer, in the dtype of q.
         layer: int32 ``[]``, the layer whose pages are read; the kernel does not slice the cache.
         pages: int32 ``[N, M]``, pages of each sequence in order. Entries beyond its length are ignored, but the first
-            must be a valid page, even for an empty sequence. On a TPU N M is at most MOST_PAGES.
+            must be a valid page, even for an empty sequence. On a TPU N M is at most MAX_PAGES.
         lengths: int32 ``[N]``, number of cached tokens of each sequence, at most M S; 0 for an empty sequence.
         latent: R, width of the values.
         scale: factor of the logits.

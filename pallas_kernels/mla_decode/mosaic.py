@@ -31,7 +31,7 @@ from pallas_kernels.vma import interpreter, output, vary_together
 
 BLOCK_TOKENS = 512
 LARGEST_ROWS = 128
-MOST_PAGES = 200_000  # entries of the page table, which lies in 1 MiB of scalar memory
+MAX_PAGES = 200_000  # entries of the page table, which lies in 1 MiB of scalar memory
 PAGE_MULTIPLE = 8  # the tokens of a page fill whole tiles of memory
 LANES = 128
 VMEM_LIMIT = 32 << 20
@@ -68,9 +68,9 @@ def mla_decode(q: Array, paged: PagedCache, latent: int, scale: float, *, interp
     q, cache, layer, pages, lengths = vary_together(q, paged.latents_LPSW, layer, paged.pages_NM, paged.lengths_N)
     count, queries, width = q.shape
     page_size = cache.shape[2]
-    if page_size % PAGE_MULTIPLE or pages.size > MOST_PAGES:
+    if page_size % PAGE_MULTIPLE or pages.size > MAX_PAGES:
         raise ValueError(
-            f"pages must hold a multiple of {PAGE_MULTIPLE} tokens, and a page table at most {MOST_PAGES:,} of them; "
+            f"pages must hold a multiple of {PAGE_MULTIPLE} tokens, and a page table at most {MAX_PAGES:,} of them; "
             f"got {page_size} tokens and {pages.shape[0]} x {pages.shape[1]}"
         )
     rows = min(LARGEST_ROWS, math.ceil(queries / 16) * 16)

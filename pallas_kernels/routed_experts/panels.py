@@ -16,8 +16,8 @@ from pallas_kernels.routed_experts import mlp, overflow
 from pallas_kernels.routed_experts.plan import capacity, combine, plan_capacity, tokens_of
 
 WIDTH = 64  # columns
-MOST_PANELS = 8
-"""Of a weight: a wider one stays whole, as dozens of small products would cost more than they save."""
+MAX_PANELS = 8
+"""Most panels of a weight: a wider one stays whole, as dozens of small products would cost more than they save."""
 _DIVIDED = 6 << 20
 """Multiplications for each expert from which XLA:CPU divides a batched product among the cores, which saves more than
 it costs to put the panels together."""
@@ -31,7 +31,7 @@ def split(weight: jax.Array) -> Panels:
     """Cuts ``[E, M, ...]`` into panels ``[E, M, n]`` of the merged last axes."""
     merged = weight.reshape(*weight.shape[:2], -1)
     width = merged.shape[-1]
-    if width > WIDTH * MOST_PANELS:
+    if width > WIDTH * MAX_PANELS:
         return (merged,)
     return tuple(merged[..., first : first + WIDTH] for first in range(0, width, WIDTH))
 

@@ -23,6 +23,13 @@ TICKS, LAYERS, TOKENS, WIDTH, HIDDEN = 6, 3, 512, 256, 1024
 HEAD = 128
 
 
+def prepare(monkeypatch):
+    """Prepares for compiling ahead of time, and takes the environment back after a test."""
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"):
+        monkeypatch.setenv(name, "")
+    topology.prepare()
+
+
 @functools.cache
 def program():
     """Traced, with the fields of a training program."""

@@ -7,13 +7,12 @@ from k2jax.aot import topology
 from k2jax.aot.topology import chip_of
 from k2jax.chips import CHIPS, PEAK_FLOPS
 from k2jax.errors import UserError
+from tests.aot.programs import prepare
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
-    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"):
-        monkeypatch.setenv(name, "")
-    topology.prepare()
+    prepare(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,6 @@ def test_the_newest_are_kept_and_come_back_as_they_were(saved):
     checkpoints.close()
 
 
-def test_what_is_reported_saved_is_on_disk(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(7, *state(7), {})
-    checkpoints.wait()
-    assert Checkpoints(tmp_path).steps() == [7]
-
-
 def test_a_temporary_folder_is_no_step(saved):
     (saved / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
     (saved / "checkpoints" / "9.orbax-checkpoint-tmp" / "params").mkdir()

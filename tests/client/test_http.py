@@ -16,12 +16,19 @@ from tests.agents.api.sample import NAME
 from tests.serve.fakes import FakeEngine, live
 
 
-def generate(url, prompt=(10, 11, 12), sampling=None, attempts=1, **options):
+def talk(url, ask, **options):
+    """What ``ask(client)`` returns, a coroutine."""
+
     async def run():
-        async with HTTPClient(url, NAME, timeout=20, attempts=attempts, backoff=0.01) as client:
-            return await client.generate(prompt, sampling or Sampling(max_tokens=4), **options)
+        async with HTTPClient(url, NAME, **{"timeout": 20, "attempts": 1, "backoff": 0.01} | options) as client:
+            return await ask(client)
 
     return asyncio.run(run())
+
+
+def generate(url, prompt=(10, 11, 12), sampling=None, attempts=1, **options):
+    asked = sampling or Sampling(max_tokens=4)
+    return talk(url, lambda client: client.generate(prompt, asked, **options), attempts=attempts)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +53,8 @@ def test_token_ids_and_logprobs_come_from_the_server(server, streamed):
 
 
 def test_weights_that_do_not_change_have_the_version_that_the_caller_knows(server):
-    async def run():
-        async with HTTPClient(server.url, NAME, version=3) as client:
-            return await client.generate([10, 11], Sampling(max_tokens=2))
-
-    assert asyncio.run(run()).versions.tolist() == [3, 3]
+    completion = talk(server.url, lambda client: client.generate([10, 11], Sampling(max_tokens=2)), version=3)
+    assert completion.versions.tolist() == [3, 3]
 
 
 def test_stop_tokens_are_those_of_the_sampling_alone(server):
@@ -68,28 +72,19 @@ def test_a_resumed_completion_is_a_longer_prompt(server):
 
 
 def test_given_tokens_are_scored_by_an_echoed_prompt(server):
-    async def score(ids, start, **options):
-        async with HTTPClient(server.url, NAME) as client:
-            return await client.score(ids, start, **options)
-
-    scores = asyncio.run(score([10, 11, 12, 13], 2))
+    scores = talk(server.url, lambda client: client.score([10, 11, 12, 13], 2))
     assert scores.tolist() == [-1.5, -2.5] and scores.dtype == np.float32
     prompt, asked = server.engine.asked[-1]
     assert prompt == (10, 11, 12, 13) and asked.prompt_logprobs and asked.max_tokens == 1
     with pytest.raises(UserError, match="HTTPClient sends token ids alone, and the prompt has images"):
-        asyncio.run(score([10, 11], 1, media=["image"]))
+        talk(server.url, lambda client: client.score([10, 11], 1, media=["image"]))
 
 
 def test_a_callback_ends_the_generation_and_so_does_cancelling(server):
     ended = generate(server.url, sampling=Sampling(max_tokens=200), on_token=lambda token, logprob: token == 67)
     assert (ended.tokens.tolist(), ended.finish) == ([65, 66, 67], "stop")
     with pytest.raises(TimeoutError):
-
-        async def run():
-            async with HTTPClient(server.url, NAME) as client:
-                await asyncio.wait_for(client.generate([10], Sampling(max_tokens=250)), 0.2)
-
-        asyncio.run(run())
+        talk(server.url, lambda client: asyncio.wait_for(client.generate([10], Sampling(max_tokens=250)), 0.2))
     server.wait_until_idle()
 
 
@@ -178,35 +173,23 @@ def test_a_stream_that_breaks_after_a_token_is_not_tried_again():
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("answer", "masks", "words"),
     [
-        (b"<html>", "not JSON"),
-        ({"choices": [{"text": "a", "finish_reason": "stop"}]}, "without the id and log-probability"),
+        (reply(500, {}), True, "status 500"),
+        (reply(429, {}), True, "status 429"),
+        (b"", True, "RemoteProtocolError"),
+        (reply(200, b"<html>"), True, "not JSON"),
+        (reply(200, []), True, "no object"),
+        (reply(200, {"choice": 1}), True, "without choices"),
+        (reply(200, {"choices": []}), True, "without a finish reason"),
+        (reply(401, {"error": {"message": "no key"}}), False, "status 401: no key"),
+        (reply(200, {"choices": [{"text": "a", "finish_reason": "stop"}]}), False, "without the id and log-prob"),
     ],
 )
-def test_an_answer_without_tokens_is_refused(body, words):
-    message, asked = serve_then_generate([reply(200, body)], attempts=3)
-    assert asked == 1 and words in message
-
-
-@pytest.mark.parametrize(
-    ("answer", "masks"),
-    [
-        (reply(500, {}), True),
-        (reply(429, {}), True),
-        (b"", True),
-        (reply(200, b"<html>"), True),
-        (reply(200, []), True),
-        (reply(200, {"choice": 1}), True),
-        (reply(200, {"choices": []}), True),
-        (reply(401, {"error": {"message": "no key"}}), False),
-        (reply(200, {"choices": [{"text": "a", "finish_reason": "stop"}]}), False),
-    ],
-)
-def test_a_broken_server_is_a_failure_of_machines_and_a_refusal_is_a_mistake(answer, masks):
+def test_a_broken_server_is_a_failure_of_machines_and_a_refusal_is_a_mistake(answer, masks, words):
     raised = []
-    serve_then_generate([answer], raised=raised)
-    assert isinstance(raised[0], InfrastructureError) == masks and "\n" not in str(raised[0])
+    message, _ = serve_then_generate([answer], raised=raised)
+    assert isinstance(raised[0], InfrastructureError) == masks and words in message and "\n" not in message
 
 
 def test_without_httpx_the_extra_is_named(monkeypatch):

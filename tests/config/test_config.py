@@ -243,8 +243,8 @@ FLAT = {"model": {"layers": 4, "experts": 32, "kv_lora_rank": 64}, "train": {"st
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 3\)"),
-        ({"format": 4, "model": {}}, r"written by another version of k2jax \(configuration format 4"),
+        (FLAT, r"written by an earlier version of k2jax \(configuration format 1, this version reads 4\)"),
+        ({"format": 5, "model": {}}, r"written by another version of k2jax \(configuration format 5"),
         ([], "no configuration"),
     ],
     ids=["earlier", "later", "a list"],
@@ -263,8 +263,8 @@ def test_a_stored_config_of_another_version_is_refused_in_one_line(tmp_path, sto
 )
 def test_a_workdir_whose_config_holds_a_key_that_is_gone_is_refused_in_one_line(tmp_path, read):
     stored = json.loads(to_json(resolve(defaults("rl"))))
-    stored["rl"]["rollout"]["deterministic"] = True
-    (tmp_path / "config.json").write_text(json.dumps(stored | {"format": 2}))
+    stored["optimizer"]["update_rms"] = 0.2
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"format": 3}))
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     with pytest.raises(UserError, match=r"an earlier version of k2jax .*use that version, or start a new") as error:
         read(tmp_path)

@@ -14,17 +14,21 @@ from k2jax.trajectory import Reward, TrajectoryStore, read_trajectories
 from tests.trajectory.trees import chat
 
 
-class Rollouts:
+class User:
+    """A log that is written; ``file`` is its path in the folder."""
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class Rollouts(User):
     file = "a.jsonl"
 
     def __init__(self, folder: Path, saved: list[int]):
-        self._logs = RolloutLogs(folder)
+        self._log = RolloutLogs(folder)
 
     def append(self, number: int) -> None:
-        self._logs.append("a", {"number": number, "text": "ü\u2028\r\n"})
-
-    def close(self) -> None:
-        self._logs.close()
+        self._log.append("a", {"number": number, "text": "ü\u2028\r\n"})
 
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
@@ -33,44 +37,37 @@ class Rollouts:
         return [record["number"] for record in logs.read("a")] if logs.rollouts() else []
 
 
-class Emissions:
+class Emissions(User):
     file = "journal"
 
     def __init__(self, folder: Path, saved: list[int]):
-        self._journal = Journal(folder)
-        assert [emission.tokens for emission in self._journal.emissions] == saved
+        self._log = Journal(folder)
+        assert [emission.tokens for emission in self._log.emissions] == saved
 
     def append(self, number: int) -> None:
-        self._journal.append(Emission((0, 0, number), "masked", tokens=number))
-
-    def close(self) -> None:
-        self._journal.close()
+        self._log.append(Emission((0, 0, number), "masked", tokens=number))
 
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
         return [emission.tokens for emission in read_journal(folder)]
 
 
-class Trajectories:
+class Trajectories(User):
     file = "5.k2t"
 
     def __init__(self, folder: Path, saved: list[int]):
-        self.reports: list[str] = []
-        self._store = TrajectoryStore(folder, report=self.reports.append)
+        self._log = TrajectoryStore(folder)
 
     def append(self, number: int) -> None:
-        self._store.append(5, chat(number))
-
-    def close(self) -> None:
-        self._store.close()
+        self._log.append(5, chat(number))
 
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
         path = folder / "5.k2t"
-        return [t.key[2] for t in read_trajectories(path, lambda line: None)] if path.exists() else []
+        return [t.key[2] for t in read_trajectories(path)] if path.exists() else []
 
 
-class Verdicts:
+class Verdicts(User):
     file = "step-00000000.jsonl"
 
     def __init__(self, folder: Path, saved: list[int]):
@@ -82,7 +79,7 @@ class Verdicts:
         )
 
     def close(self) -> None:
-        pass
+        """The log is open while it writes alone."""
 
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
@@ -90,7 +87,7 @@ class Verdicts:
         return [number for number in range(100) if log.get(EpisodeKey("train", 0, 0, number)) is not None]
 
 
-class Metrics:
+class Metrics(User):
     file = "metrics.jsonl"
 
     def __init__(self, folder: Path, saved: list[int]):
@@ -99,26 +96,20 @@ class Metrics:
     def append(self, number: int) -> None:
         self._log.write(number, {"loss": 0.5, "heads": [[1.0, 2.0]]})
 
-    def close(self) -> None:
-        self._log.close()
-
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:
         return [record["step"] for record in read_metrics(folder)]
 
 
-class Started:
+class Started(User):
     file = "shards/3/tasks.jsonl"
 
     def __init__(self, folder: Path, saved: list[int]):
-        self._folder, self._tasks = folder / "shards" / "3", SpawnedTasks(folder, 3, None)
+        self._folder, self._log = folder / "shards" / "3", SpawnedTasks(folder, 3, None)
 
     def append(self, number: int) -> None:
         written = WrittenTask("kind", Task(str(number), "d", (), "final_answer"))
-        assert read_task(self._folder, self._tasks._written.append(written.line())) == written
-
-    def close(self) -> None:
-        self._tasks.close()
+        assert read_task(self._folder, self._log._written.append(written.line())) == written
 
     @staticmethod
     def read(folder: Path, saved: list[int]) -> list[int]:

@@ -22,7 +22,7 @@ def values_of(value) -> int:
     return 1 + (sum(map(values_of, value)) if isinstance(value, list) else 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(VALUES, strategies.booleans())
 def test_no_document_has_more_values_than_are_counted(value, ascii_only):
     data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")

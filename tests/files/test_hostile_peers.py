@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -95,7 +96,7 @@ MANY = b'{"answer": {"value": ' + WIDE[:999_999] + b"[]]}}"
 def test_a_tool_worker_s_answer_has_few_values_or_ends_it(answer):
     async def exchange():
         channel = _Channel()
-        channel._transport = _Sink()
+        channel._transport = mock.Mock()
         asking = asyncio.create_task(channel.exchange({"run": "x", "limit": 0}, 5.0))
         await asyncio.sleep(0)
         channel.data_received(struct.pack("!II", len(answer), 0) + answer)
@@ -103,14 +104,6 @@ def test_a_tool_worker_s_answer_has_few_values_or_ends_it(answer):
 
     with pytest.raises(ValueError, match=r"none|deep|values"):
         asyncio.run(exchange())
-
-
-class _Sink:
-    def write(self, data):
-        pass
-
-    def abort(self):
-        pass
 
 
 @pytest.mark.parametrize("record", [b"7", b"[]", DEEP, WIDE, b'{"error": 7}'])
@@ -129,13 +122,7 @@ def test_a_machine_s_events_are_objects_of_few_values(record):
 def test_a_message_of_too_many_values_from_a_tool_server_in_a_sandbox_is_none():
     received = []
 
-    class Into:
-        async def __aenter__(self):
-            return self
-
-        async def __aexit__(self, *error):
-            return None
-
+    class Into(contextlib.AsyncExitStack):
         async def send(self, message):
             received.append(message)
 

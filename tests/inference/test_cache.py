@@ -20,9 +20,10 @@ GREEDY = Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=True)
     ("name", "program", "stacked"),
     [
         ("mla-yarn", "decode", False),
-        ("mla-no-q-lora-groups", "prefill", True),
-        ("gqa-bias-llama3", "prefill", False),
-        ("gqa-bias-llama3", "decode", True),
+        ("gqa-bias-llama3", "prefill", True),
+        pytest.param("mla-no-q-lora-groups", "prefill", True, marks=pytest.mark.slow),
+        pytest.param("gqa-bias-llama3", "prefill", False, marks=pytest.mark.slow),
+        pytest.param("gqa-bias-llama3", "decode", True, marks=pytest.mark.slow),
         pytest.param("mla-yarn", "prefill", False, marks=pytest.mark.slow),
         pytest.param("mla-yarn", "decode", True, marks=pytest.mark.slow),
     ],
@@ -45,7 +46,7 @@ def test_a_program_needs_no_second_cache(name, program, stacked):
     assert memory.temp_size_in_bytes < size / 10
 
 
-@pytest.mark.parametrize("name", ["mla-yarn", "gqa-bias-llama3"])
+@pytest.mark.parametrize("name", [pytest.param("mla-yarn", marks=pytest.mark.slow), "gqa-bias-llama3"])
 def test_a_sequence_that_is_not_finite_harms_none_that_gets_its_pages(name):
     """A page is read whole and weighed by 0 where it holds nothing of the sequence: 0 times NaN would be NaN."""
     model, broken = MODELS[name], 60

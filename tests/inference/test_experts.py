@@ -10,7 +10,7 @@ import pytest
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.inference.weights import named_leaves
-from k2jax.model import feed_forward, forward, unstack_layers
+from k2jax.model import feed_forward, forward
 from tests.inference import tiny
 from tests.inference.tiny import GQA, ROUTED, finish, prompts, weights, with_few_pages
 
@@ -29,7 +29,8 @@ def _recorded(model, width):
             chosen.append(expert_ids)
             return feed_forward._local_experts(x, w13, w2, expert_ids, gates, config=model, store_fp8=())
 
-        forward(unstack_layers(params), tokens, None, None, model, experts=experts)
+        layers = [jax.tree.map(lambda leaf, i=i: leaf[i], params["moe"]) for i in range(model.layers)]
+        forward({**params, "moe": layers}, tokens, None, None, model, experts=experts)
         return jnp.stack(chosen, axis=1)
 
     return jax.jit(run)

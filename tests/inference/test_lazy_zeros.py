@@ -21,13 +21,13 @@ PLACES = st.lists(st.integers(0, 5 * mmap.PAGESIZE), min_size=2, max_size=2).map
 @pytest.mark.parametrize("taken", [True, False], ids=["pages are taken back", "pages are refused"])
 @given(place=PLACES)
 def test_zeros_fill_their_place_and_nothing_else(taken, place):
-    given_back = module._given_back if taken else lambda pages: False
+    release = module._release if taken else lambda pages: False
     start, stop = place
     expected = np.full(5 * mmap.PAGESIZE, 7, np.uint8)
     memory = expected.copy()
     expected[start:stop] = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_given_back", given_back)
+        patch.setattr(module, "_release", release)
         module._clear(None, memory[start:stop])
     np.testing.assert_array_equal(memory, expected)
 

@@ -40,43 +40,24 @@ async def rollout(client, number, delays):
     return results
 
 
-def run_rollouts(seed, deterministic=True, gathered=True):
+def run_rollouts(seed):
     """Tokens and log-probabilities, as bytes, of all rollouts on a fresh engine; ``seed`` of the delays."""
     delays = random.Random(seed)
 
-    async def alone(client, number):
-        async with client.participant(number):
-            return await rollout(client, number, delays)
-
     async def everyone():
-        client = LockstepClient(engine(), deterministic)
-        if gathered:
-            return await client.gather(*(rollout(client, i, delays) for i in range(COROUTINES)))
-        return await asyncio.gather(*(alone(client, i) for i in range(COROUTINES)))
+        client = LockstepClient(engine())
+        return await client.gather(*(rollout(client, i, delays) for i in range(COROUTINES)))
 
-    results = asyncio.run(everyone())
-    return [(turn.tokens.tobytes(), turn.logprobs.tobytes()) for result in results for turn in result]
+    return [(turn.tokens.tobytes(), turn.logprobs.tobytes()) for result in asyncio.run(everyone()) for turn in result]
 
 
 def test_timing_changes_neither_programs_nor_bits(ran):
     runs = []
-    for seed, gathered in ((1, True), (2, True), (3, False)):
-        ran.clear()
-        runs.append((run_rollouts(seed, gathered=gathered), chunks(ran)))
-    assert len(runs[0][1]) > 20
-    for results, seen in runs[1:]:
-        assert seen == runs[0][1]
-        assert results == runs[0][0]
-
-
-def test_without_lockstep_timing_decides_which_sequences_share_a_program(ran):
-    """What the lockstep is for: the same rollouts, stepped whenever there is work, run other programs each time."""
-    seen = []
     for seed in (1, 2):
         ran.clear()
-        run_rollouts(seed, deterministic=False)
-        seen.append(chunks(ran))
-    assert seen[0] != seen[1]
+        runs.append((run_rollouts(seed), chunks(ran)))
+    assert len(runs[0][1]) > 20
+    assert runs[0] == runs[1]
 
 
 def test_the_engine_waits_for_a_tool_and_no_longer(ran):
@@ -209,12 +190,13 @@ def test_misuse_is_told_in_one_line():
         client = LockstepClient(engine())
         with pytest.raises(UserError, match="needs a participant"):
             await client.generate(PROMPTS[0], Sampling())
-        async with client.participant(5):
+
+        async def twice_at_once():
             both = [client.generate(PROMPTS[0], Sampling(max_tokens=2)) for _ in range(2)]
             with pytest.raises(UserError, match="one generation at a time"):
                 await asyncio.gather(*both)
-            with pytest.raises(UserError, match=r"participant with the key \(5, 1\) already"):
-                client.participant(1), client.participant(1)
+
+        await client.gather(twice_at_once())
 
     asyncio.run(everyone())
 

@@ -18,8 +18,7 @@ from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.tower import FeatureStore, row_length
 from k2jax.inference.weights import named_leaves
 from k2jax.model import K2
-from k2jax.model.vision import multimodal_specs
-from k2jax.params import initialize
+from tests.inference import tiny
 from tests.inference.tiny import GQA, MLA, finish, prompts
 
 VISION = VisionConfig(layers=2, width=24, heads=2, ffn=40, patch=2, grid=6)
@@ -29,13 +28,8 @@ GREEDY = Sampling(max_tokens=6, temperature=0.0)
 SCORED = dataclasses.replace(GREEDY, prompt_logprobs=True)
 
 
-@functools.cache
 def weights(name, seed=0):
-    params = initialize(multimodal_specs(SEEING[name]), jax.random.key(seed), 0.3)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, moved)
+    return tiny.weights(SEEING[name], seed)
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +170,7 @@ def test_text_runs_the_programs_of_a_decoder_alone(ran, monkeypatch):
 
 
 def test_features_of_the_contents_that_were_used_last_are_kept():
-    store = FeatureStore(SEEING["gqa"], None, most_bytes=3 * 32 * 4)  # of three features
+    store = FeatureStore(SEEING["gqa"], None, max_bytes=3 * 32 * 4)  # of three features
     images = {content_digest(chunk): chunk for chunk in (image(1, 2, 2, seed=seed) for seed in range(5))}
     a, b, c, d, _ = images.items()
     tower = weights("gqa")["vision"]

@@ -13,7 +13,7 @@ from k2jax.inference import programs
 from k2jax.inference.engine import Engine
 from k2jax.inference.mesh import make_engine_mesh
 from k2jax.inference.weights import EngineWeights, named_leaves
-from tests.inference.tiny import ROUTED, layer_by_layer, oracle, prompts, weights
+from tests.inference.tiny import ROUTED, SIZES, layer_by_layer, oracle, prompts, weights
 
 [PROMPT] = prompts(5)
 GREEDY = Sampling(max_tokens=4, temperature=0.0)
@@ -92,7 +92,8 @@ def test_an_engine_outlives_the_arrays_that_it_was_given(stacked, axes, monkeypa
     """Donated by a training step, or overwritten on the host; updated from them whole and layer by layer."""
     monkeypatch.setattr(programs, "EngineWeights", functools.partial(EngineWeights, stacked=stacked))
     params = owned(0)
-    engine = Engine(ROUTED, params, slots=8, max_length=64, mesh=make_engine_mesh(**axes) if axes else None)
+    mesh, slots = (make_engine_mesh(**axes), 8) if axes else (None, SIZES["slots"])
+    engine = Engine(ROUTED, params, slots=slots, max_length=SIZES["max_length"], mesh=mesh)
     before = decode(engine, 0)
     donate(params)
     assert decode(engine, 0) == before

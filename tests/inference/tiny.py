@@ -10,7 +10,8 @@ import numpy as np
 from k2jax.config import GQAConfig, Llama3RopeConfig, MLAConfig, ModelConfig, MoEConfig, YarnConfig
 from k2jax.inference.engine import Engine
 from k2jax.inference.weights import named_leaves
-from k2jax.model import K2, model_specs
+from k2jax.model import K2
+from k2jax.model.vision import multimodal_specs
 from k2jax.params import map_specs
 
 MLA = ModelConfig(
@@ -56,7 +57,7 @@ def weights(model, seed=0):
         starts = {"zeros": np.zeros, "ones": np.ones, "normal": lambda shape: 0.3 * rng.standard_normal(shape)}
         return jnp.asarray((starts[spec.init](spec.shape) + 0.1 * rng.standard_normal(spec.shape)).astype(np.float32))
 
-    return map_specs(draw, model_specs(model))
+    return map_specs(draw, multimodal_specs(model))
 
 
 SIZES = {"slots": 4, "max_length": 64}

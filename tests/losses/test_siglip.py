@@ -54,32 +54,6 @@ def test_value_and_every_gradient_are_those_of_torch_in_float64():
     assert not np.any(grads[0][-1]) and not np.any(grads[1][-1])  # of no sample
 
 
-def test_gradients_are_those_of_finite_differences():
-    image, text, valid, learned = drawn()
-    direction = jax.tree.map(lambda x: np.random.default_rng(1).normal(size=x.shape), (image, text, learned))
-
-    def along(step):
-        moved = jax.tree.map(lambda x, d: x + step * d, (image, text, learned), direction)
-        return torch_free(*moved[:2], valid, moved[2])
-
-    def torch_free(image, text, valid, learned):
-        """The sum over pairs, one at a time, in float64."""
-        unit = lambda x: x / math.sqrt((x * x).sum())  # noqa: E731
-        total = 0.0
-        for i in np.flatnonzero(valid):
-            for j in np.flatnonzero(valid):
-                cosine = unit(image[i]) @ unit(text[j])
-                logit = math.exp(SCALE + learned["scale"][0]) * cosine + BIAS + learned["bias"][0]
-                total += math.log1p(math.exp(-logit if i == j else logit))
-        return total
-
-    np.testing.assert_allclose(whole(image, text, valid, learned), along(0.0), rtol=1e-6)
-    slope = (along(1e-5) - along(-1e-5)) / 2e-5
-    grads = jax.grad(whole, argnums=(0, 1, 3))(*jax.tree.map(jnp.asarray, (image, text, valid, learned)))
-    mine = sum(float((np.asarray(g) * d).sum()) for g, d in zip(*map(jax.tree.leaves, (grads, direction)), strict=True))
-    assert mine == pytest.approx(slope, rel=1e-5)
-
-
 def test_sums_over_parts_of_the_images_add_up_and_learning_begins_as_siglip_says():
     image, text, valid, learned = jax.tree.map(jnp.asarray, drawn())
     parts = [

@@ -6,8 +6,9 @@ from collections import defaultdict
 from typing import NamedTuple
 
 import jax
-from jax.extend.core import jaxprs_in_params
 import numpy as np
+
+from tests.jaxpr import equations
 
 
 class Saved(NamedTuple):
@@ -67,11 +68,3 @@ def kept_by_loops(program, groups: dict[str, set[str]]) -> dict[str, set[Saved]]
             if kept and names <= made:  # an outer loop makes the names of all groups
                 assert found.setdefault(group, kept) == kept
     return found
-
-
-def equations(jaxpr):
-    """Those of a program and of all programs inside it."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations(inner)

@@ -13,6 +13,7 @@ from k2jax.config.schema import Config, TrainConfig
 from k2jax.model import forward, model_specs
 from k2jax.model.remat import Remat, activation_bytes
 from k2jax.params import abstract
+from tests.aot.programs import prepare
 
 LENGTH = 512
 FP8 = tuple(a.name for a in ACTIVATIONS if a.fp8)
@@ -34,9 +35,7 @@ SIZES = {"dense": (16, (8, 24)), "moe": (4, (16, 48))}
 
 @pytest.fixture(autouse=True)
 def _ahead_of_time(monkeypatch):
-    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"):
-        monkeypatch.setenv(name, "")
-    topology.prepare()
+    prepare(monkeypatch)
 
 
 def temporaries(model, train, rows):

@@ -23,7 +23,14 @@ def loss_and_stats(params, model):
     return -jnp.where(real, token_logprobs(hidden, parent, jnp.asarray(TOKENS), head_weight(params)), 0).sum(), stats
 
 
-@pytest.mark.parametrize("model", [PLAIN, pytest.param(GQA, marks=pytest.mark.slow)], ids=["mla", "gqa"])
+EXPERTS = replace_keys(PLAIN, {"layers": 1, "dense_layers": 0})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [EXPERTS, *(pytest.param(model, marks=pytest.mark.slow) for model in (PLAIN, GQA))],
+    ids=["mla with experts", "mla", "gqa"],
+)
 def test_loss_gradients_and_statistics_are_those_of_plain_jax(model):
     results = {}
     for kernels in ("xla", "interpret"):

@@ -22,52 +22,38 @@ TINY_GQA = ModelConfig(
     layers=3, dense_layers=3, d_model=48, heads=4, attention="gqa", dense_ffn=64, vocab=97, rope_theta=1e4,
     gqa=GQAConfig(kv_heads=2, head_dim=12),
 )  # fmt: skip
-MLA_VARIANTS = {
-    "q_lora": {},
-    "no q_lora, two shared experts, eps 1e-5": {"mla.q_lora_rank": None, "moe.shared_experts": 2, "norm_eps": 1e-5},
-    "no shared experts": {"moe.shared_experts": 0},
-    "yarn": {"yarn": YarnConfig(factor=4.0, beta_fast=32.0, beta_slow=1.0, original_positions=16)},
-    "yarn with K2's betas": {"yarn": YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0), "rope_theta": 50000.0},
-    "yarn with an attention factor": {"yarn": YarnConfig(factor=8.0, mscale=0.7, mscale_all_dim=1.3)},
-    "yarn without mscale_all_dim": {"yarn": YarnConfig(factor=8.0, mscale_all_dim=0.0)},
-    "group-limited": {"moe.expert_groups": 4, "moe.active_groups": 2},
-    "gates not normalised": {"moe.normalize_gates": False},
-    "three dense layers": {"layers": 5, "dense_layers": 3},
-    "tied head": {"tied_head": True},
-}
 LLAMA3_ROPE = Llama3RopeConfig(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32)
-GQA_VARIANTS = {
-    "llama": {},
-    "llama, llama3 rope": {"llama3_rope": LLAMA3_ROPE},
-    "llama, other bounds": {
-        "llama3_rope": replace_keys(LLAMA3_ROPE, {"low_freq_factor": 0.5, "high_freq_factor": 2.0})
-    },
-    "llama, yarn": {"yarn": YarnConfig(factor=4.0, original_positions=32)},
-    "llama, yarn with an attention factor": {"yarn": YarnConfig(factor=8.0, mscale_all_dim=0.0, original_positions=16)},
-    "llama, tied head, eps 1e-5": {"tied_head": True, "norm_eps": 1e-5},
-    "llama, kv_heads == heads": {"gqa.kv_heads": 4},
-    "llama, one kv head": {"gqa.kv_heads": 1},
-    "qwen2": {"gqa.qkv_bias": True},
-    "qwen2, three heads a key, tied head": {"gqa.qkv_bias": True, "heads": 6, "gqa.head_dim": 8, "tied_head": True},
-    "qwen3, heads wider than the stream": {"gqa.qk_norm": True, "gqa.head_dim": 20, "norm_eps": 1e-3},
-}
+YARN = YarnConfig(factor=8.0, mscale=0.7, mscale_all_dim=1.3)
+# Every value of every feature occurs; features of one variant do not depend on each other.
 VARIANTS = {
-    **{name: (TINY, fields) for name, fields in MLA_VARIANTS.items()},
-    **{name: (TINY_GQA, fields) for name, fields in GQA_VARIANTS.items()},
-}
-
-
-COVERED = {  # by a variant with more of it, or of the other attention
-    "yarn", "three dense layers", "tied head", "llama", "llama, other bounds", "llama, yarn",
-    "llama, kv_heads == heads", "qwen2",
+    "q_lora, yarn without mscale_all_dim": (TINY, {"yarn": replace_keys(YARN, {"mscale_all_dim": 0.0})}),
+    "no q_lora, two shared experts, eps 1e-5, yarn with K2's betas": (TINY, {
+        "mla.q_lora_rank": None, "moe.shared_experts": 2, "norm_eps": 1e-5, "rope_theta": 50000.0,
+        "yarn": YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0),
+    }),
+    "no shared experts, group-limited, yarn with an attention factor": (TINY, {
+        "moe.shared_experts": 0, "moe.expert_groups": 4, "moe.active_groups": 2, "yarn": YARN,
+    }),
+    "gates not normalised, three dense layers, tied head": (TINY, {
+        "moe.normalize_gates": False, "layers": 5, "dense_layers": 3, "tied_head": True,
+    }),
+    "llama, kv_heads == heads, llama3 rope with other bounds": (TINY_GQA, {
+        "gqa.kv_heads": 4, "llama3_rope": replace_keys(LLAMA3_ROPE, {"low_freq_factor": 0.5, "high_freq_factor": 2.0}),
+    }),
+    "llama, one kv head, eps 1e-5, llama3 rope": (TINY_GQA, {
+        "gqa.kv_heads": 1, "norm_eps": 1e-5, "llama3_rope": LLAMA3_ROPE,
+    }),
+    "qwen2, three heads a key, tied head": (TINY_GQA, {
+        "gqa.qkv_bias": True, "heads": 6, "gqa.head_dim": 8, "tied_head": True,
+    }),
+    "llama, yarn with an attention factor": (TINY_GQA, {
+        "yarn": YarnConfig(factor=8.0, mscale_all_dim=0.0, original_positions=16),
+    }),
+    "qwen3, heads wider than the stream": (TINY_GQA, {"gqa.qk_norm": True, "gqa.head_dim": 20, "norm_eps": 1e-3}),
 }  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in COVERED else []) for name in VARIANTS],
-    ids=lambda name: name.replace(" ", "-"),
-)
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda name: name.replace(" ", "-"))
 def pair(request):
     """(config, what transformers computes, what k2jax computes with the same weights)."""
     base, fields = VARIANTS[request.param]

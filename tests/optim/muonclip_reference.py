@@ -1,92 +1,20 @@
-"""A small model's spec tree and float64 NumPy references, written from the report's formulas and not from the code."""
+"""A small model's specs, and float64 NumPy references, written from the report's formulas and not from the code."""
 
 import numpy as np
 
-from k2jax.params import ParamSpec, map_specs
+from k2jax import model
+from k2jax.config.schema import MLAConfig, ModelConfig, MoEConfig
+from k2jax.params import map_specs
 
 D, HEADS, NOPE, ROPE, V, Q_LORA, KV_LORA, FFN, EXPERTS, VOCAB = 12, 2, 4, 2, 4, 6, 5, 10, 3, 20
 
 
-def _attention(layers, first, q_lora):
-    def matrix(i, o, name):
-        return ParamSpec(
-            (layers, i, o), ("layers", "in", "out"), "matrix", ("out",), hf=name, inputs=("in",), first_layer=first
-        )
-
-    def norm(width, name):
-        return ParamSpec(
-            (layers, width), ("layers", "embed"), "norm", ("embed",), hf=name, init="ones", first_layer=first
-        )
-
-    def heads(i, segments, name):
-        shape = (layers, i, HEADS, sum(width for _, width in segments))
-        axes = ("layers", "in", "heads", "dim")
-        return ParamSpec(
-            shape,
-            axes,
-            "matrix",
-            ("heads", "dim"),
-            hf=name,
-            inputs=("in",),
-            first_layer=first,
-            segments=tuple(segments),
-        )
-
-    q = heads(Q_LORA if q_lora else D, (("q_nope", NOPE), ("q_rope", ROPE)), "q")
-    queries = {"q_a": matrix(D, Q_LORA, "q_a"), "q_norm": norm(Q_LORA, "q_norm"), "q_b": q} if q_lora else {"q": q}
-    o_axes = ("layers", "heads", "dim", "embed")
-    return {
-        **queries,
-        "kv_a": matrix(D, KV_LORA + ROPE, "kv_a"),
-        "kv_norm": norm(KV_LORA, "kv_norm"),
-        "kv_b": heads(KV_LORA, (("k_nope", NOPE), ("v", V)), "kv_b"),
-        "o": ParamSpec(
-            (layers, HEADS, V, D), o_axes, "matrix", ("embed",), hf="o", inputs=("heads", "dim"), first_layer=first
-        ),
-    }
-
-
-def _ffn(layers, first, experts):
-    stack, names = ((layers, experts), ("layers", "experts")) if experts else ((layers,), ("layers",))
-    up = ParamSpec(
-        (*stack, D, 2, FFN),
-        (*names, "embed", "gate_up", "ffn"),
-        "matrix",
-        ("ffn",),
-        hf="w13",
-        inputs=("embed",),
-        first_layer=first,
-    )
-    down = ParamSpec(
-        (*stack, FFN, D), (*names, "ffn", "embed"), "matrix", ("embed",), hf="w2", inputs=("ffn",), first_layer=first
-    )
-    return {"w13": up, "w2": down}
-
-
 def model_specs(dense=1, moe=2, q_lora=True):
     """The tree of a tiny Kimi K2: every role, every kind of stack."""
-    router = {"role": "router", "outputs": ("experts",), "inputs": ("embed",), "first_layer": dense}
-    return {
-        "embed": ParamSpec((VOCAB, D), ("vocab", "embed"), "embedding", ("vocab",), hf="embed", inputs=("embed",)),
-        "dense": {"attention": _attention(dense, 0, q_lora), "ffn": _ffn(dense, 0, 0)},
-        "moe": {
-            "attention": _attention(moe, dense, q_lora),
-            "experts": _ffn(moe, dense, EXPERTS),
-            "shared": _ffn(moe, dense, 0),
-            "router": ParamSpec((moe, D, EXPERTS), ("layers", "embed", "experts"), hf="router", **router),
-            "router_bias": ParamSpec(
-                (moe, EXPERTS),
-                ("layers", "experts"),
-                "router_bias",
-                ("experts",),
-                hf="b",
-                init="zeros",
-                first_layer=dense,
-            ),
-        },
-        "final_norm": ParamSpec((D,), ("embed",), "norm", ("embed",), hf="final_norm", init="ones"),
-        "head": ParamSpec((VOCAB, D), ("vocab", "embed"), "head", ("vocab",), hf="head", inputs=("embed",)),
-    }
+    mla = MLAConfig(q_lora_rank=Q_LORA * q_lora, kv_lora_rank=KV_LORA, qk_nope_dim=NOPE, qk_rope_dim=ROPE, v_dim=V)
+    experts = MoEConfig(expert_ffn=FFN, experts=EXPERTS, active_experts=1)
+    layers = {"layers": dense + moe, "dense_layers": dense, "mla": mla, "moe": experts}
+    return model.model_specs(ModelConfig(d_model=D, heads=HEADS, dense_ffn=FFN, vocab=VOCAB, **layers))
 
 
 def random_like(specs, seed, scale=1.0):

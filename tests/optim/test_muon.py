@@ -1,9 +1,5 @@
 """The Muon update against float64 NumPy, optax and torch, and regressions that public code has had."""
 
-import dataclasses
-
-import hypothesis
-from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +82,7 @@ def test_agrees_with_optax():
         np.testing.assert_allclose(ours[name], expected, atol=1e-5, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(48, 48), (32, 96), (96, 32)])
+@pytest.mark.parametrize("shape", [(48, 48), (96, 32)])
 def test_agrees_with_torch(shape):
     """torch iterates in bfloat16: 3 % of the update's norm, cosine 0.999."""
     specs = {"w": matrix_spec(*shape)}
@@ -129,66 +125,6 @@ def test_every_matrix_of_a_model_is_orthogonalised_on_its_own():
             np.testing.assert_allclose(got, expected, atol=1e-5, err_msg=name)
 
 
-def test_update_has_the_root_mean_square_asked_for():
-    """sqrt(0.2 max(n, m)) would give 0.45."""
-    specs = {"w": matrix_spec(64, 192)}
-    update = model_update(specs, random_like(specs, 0))["w"]
-    assert 0.15 < np.sqrt((update**2).mean()) < 0.22
-
-
-def test_gate_and_up_are_two_matrices():
-    """A huge gate gradient does not shrink the update of up, as orthogonalising [gate | up] together would."""
-    specs = {"w13": model_specs()["moe"]["shared"]["w13"]}
-    grads = random_like(specs, 0)
-    large = {"w13": grads["w13"] * np.array([1e6, 1.0], np.float32)[:, None]}
-    np.testing.assert_allclose(model_update(specs, large)["w13"], model_update(specs, grads)["w13"], atol=1e-4)
-
-
-def test_layers_and_experts_do_not_see_each_other():
-    """Perturbing one expert's gradient changes that expert's update alone, bit for bit."""
-    specs = {"w2": model_specs()["moe"]["experts"]["w2"]}
-    grads = random_like(specs, 0)
-    other = {"w2": grads["w2"].copy()}
-    other["w2"][1, 2] *= np.linspace(1, 9, other["w2"].shape[-1], dtype=np.float32)
-    changed = (model_update(specs, grads)["w2"] != model_update(specs, other)["w2"]).any(axis=(-1, -2))
-    assert changed.tolist() == [[False, False, False], [False, False, True]]
-
-
-def test_stacking_of_leaves_does_not_matter():
-    """A leaf stacked over layers, and the same layers as separate leaves beside transposed ones."""
-    whole = {"w": matrix_spec(4, 6, 10)}
-    apart = {f"w{i}": matrix_spec(6, 10) for i in range(4)} | {"t": matrix_spec(10, 6)}
-    grads = random_like(whole, 0)
-    cut = {f"w{i}": grads["w"][i] for i in range(4)} | {"t": grads["w"][0].T}
-    stacked, separate = model_update(whole, grads)["w"], model_update(apart, cut)
-    for i in range(4):
-        np.testing.assert_allclose(separate[f"w{i}"], stacked[i], atol=1e-5)
-    np.testing.assert_allclose(separate["t"].T, stacked[0], atol=1e-5)
-
-
-def test_a_shard_of_a_matrix_would_give_another_update():
-    """The update belongs to whole matrices: halves orthogonalised apart are visibly different."""
-    whole, half = {"w": matrix_spec(12, 16)}, {"w": matrix_spec(12, 8)}
-    grads = random_like(whole, 0)
-    halves = [model_update(half, {"w": part})["w"] for part in np.split(grads["w"], 2, axis=1)]
-    assert np.abs(np.concatenate(halves, axis=1) - model_update(whole, grads)["w"]).max() > 0.05
-
-
-@hypothesis.settings(max_examples=15, deadline=None)
-@hypothesis.given(st.integers(0, 10**6), st.floats(-3, 3))
-def test_first_update_ignores_the_scale_of_the_gradient(seed, exponent):
-    grads = random_like(SMALL, seed)
-    scaled = jax.tree.map(lambda g: np.float32(10**exponent) * g, grads)
-    got, _ = SMALL_UPDATE(scaled, SMALL_MUON.init(scaled))
-    expected, _ = SMALL_UPDATE(grads, SMALL_MUON.init(grads))
-    np.testing.assert_allclose(got["w"], expected["w"], atol=2e-4)
-
-
-SMALL = {"w": matrix_spec(2, 4, 6)}
-SMALL_MUON = scale_by_muon(SMALL, coefficients=MUON)
-SMALL_UPDATE = jax.jit(SMALL_MUON.update)
-
-
 def test_momentum_is_float32_whatever_the_gradient():
     specs = {"w": matrix_spec(4, 6)}
     grads = {"w": jnp.asarray(random_like(specs, 0)["w"], jnp.bfloat16)}
@@ -209,10 +145,3 @@ def test_vectors_are_refused():
     norm = {"n": model_specs()["final_norm"]}
     with pytest.raises(ValueError, match="vector"):
         model_update(norm, random_like(norm, 0))
-
-
-def test_segments_are_one_matrix():
-    spec = model_specs()["moe"]["attention"]["kv_b"]
-    specs, plain = {"w": spec}, {"w": dataclasses.replace(spec, segments=())}
-    grads = random_like(specs, 0)
-    np.testing.assert_array_equal(model_update(specs, grads)["w"], model_update(plain, grads)["w"])

@@ -113,13 +113,6 @@ def check_attention(group, logits, start, grads, got):
         np.testing.assert_allclose(got[name], new, atol=1e-5, rtol=0, err_msg=name)
 
 
-def test_every_weight_moves_under_every_rule():
-    start = flat(random_like(SPECS, 0))
-    for name in ("muonclip", "muon", "adamw"):
-        got = run(dataclasses.replace(CONFIG, name=name), steps=1)
-        assert all((got[leaf] != start[leaf]).any() for leaf in start), name
-
-
 def test_gradient_clipping_is_global_and_zero_turns_it_off():
     """A large eps makes AdamW's update depend on the scale of the gradient."""
     config = dataclasses.replace(CONFIG, name="adamw", adam_eps=1.0)
@@ -154,17 +147,11 @@ def test_missing_statistics_are_errors():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_finite_check_catches_a_non_finite_logit(bad):
-    optimizer = optim.build_optimizer(CONFIG, ROUTER, SPECS, 2)
-    params = random_like(SPECS, 0)
-    logits = LOGITS.copy()
+    init, step = compiled(CONFIG, 2)
+    params, logits = random_like(SPECS, 0), LOGITS.copy()
     logits[0, 1] = bad
-    updates, _ = jax.jit(optimizer.update)(
-        gradients(1),
-        optimizer.init(params),
-        params,
-        max_logit={"text": jnp.asarray(logits)},
-        expert_tokens=jnp.asarray(TOKENS),
-    )
+    seen = {"max_logit": {"text": jnp.asarray(logits)}, "expert_tokens": jnp.asarray(TOKENS)}
+    updates, _ = step(gradients(1), init(params), params, **seen)
     assert not np.isfinite(optax.global_norm(updates))
 
 

@@ -26,9 +26,8 @@ def clip_step(specs, params, updates, max_logit, **options):
     return clipped, optax.apply_updates(params, clipped)
 
 
-@pytest.mark.parametrize("q_lora", [True, False])
-@pytest.mark.parametrize("alpha", [0.5, 0.0, 1.0, 0.3])
-def test_agrees_with_float64(q_lora, alpha):
+@pytest.mark.parametrize(("alpha", "q_lora"), [(0.5, True), (0.3, False), (0.0, True), (1.0, True)])
+def test_agrees_with_float64(alpha, q_lora):
     """Per layer over both layer groups and per head, with queries from a latent or from the stream."""
     specs = model_specs(dense=1, moe=2, q_lora=q_lora)
     params, updates = random_like(specs, 0, 0.1), random_like(specs, 1, 0.01)
@@ -56,19 +55,6 @@ def test_only_projections_of_clipped_heads_change():
     np.testing.assert_array_equal(attention.pop("q_b"), expected_q)
     np.testing.assert_array_equal(attention.pop("kv_b"), expected_kv)
     assert not any(leaf.any() for leaf in jax.tree.leaves(changed))
-
-
-def test_one_exploding_layer_leaves_the_layers_stacked_with_it_alone():
-    specs = model_specs(dense=1, moe=4)
-    params, updates = random_like(specs, 0), random_like(specs, 1, 1e-3)
-    max_logit = np.full((5, HEADS), 1.0)
-    max_logit[3] = 1e4
-    clipped, _ = clip_step(specs, params, updates, max_logit)
-    for group in ("dense", "moe"):
-        for name in ("q_b", "kv_b"):
-            got, before = (np.asarray(tree[group]["attention"][name]) for tree in (clipped, updates))
-            layers = (got != before).any(axis=(1, 2, 3))
-            assert layers.tolist() == ([False] if group == "dense" else [False, False, True, False])
 
 
 def attention_logits(attention, latent_q, latent_kv, rope_key):
@@ -100,18 +86,6 @@ def test_clipped_heads_reach_tau_exactly(alpha):
     after = attention_logits(weights["moe"]["attention"], *inputs)
     assert (top > tau).sum() == 2
     np.testing.assert_allclose(after.max(axis=(-1, -2)), np.minimum(top, tau), rtol=1e-5)
-
-
-def test_micro_batches_combine_by_maximum():
-    """The larger of two micro-batches' maxima brings both below tau with equality; their sum would clip too far."""
-    specs, params, updates, inputs = attention_case()
-    weights = optax.apply_updates(params, updates)["moe"]["attention"]
-    parts = [[x[:, cut] for x in inputs] for cut in (slice(0, 3), slice(3, 7))]
-    tops = [attention_logits(weights, *part).max(axis=(-1, -2)) for part in parts]
-    tau = 0.5 * float(np.maximum(*tops).min())
-    _, new = clip_step(specs, params, updates, np.concatenate([np.zeros((1, 2)), np.maximum(*tops)]), tau=tau)
-    after = [attention_logits(new["moe"]["attention"], *part).max(axis=(-1, -2)) for part in parts]
-    np.testing.assert_allclose(np.maximum(*after), tau, rtol=1e-5)
 
 
 def test_unreduced_statistics_are_refused():
@@ -190,7 +164,6 @@ def test_targets_come_from_segments_and_not_from_names():
     specs, renamed = model_specs(dense=0), model_specs(dense=0)
     attention = renamed["moe"].pop("attention")
     renamed["moe"]["mixer"] = {f"z_{name}": spec for name, spec in attention.items()}
-    del specs["dense"], renamed["dense"]
     params = random_like(specs, 0)
     other = {**params, "moe": {**params["moe"], "mixer": {f"z_{n}": w for n, w in params["moe"]["attention"].items()}}}
     del other["moe"]["attention"]

@@ -13,6 +13,7 @@ from k2jax.model.rope import rotary_table
 from k2jax.optim import group_table, qk_clip
 from tests.model.gqa_reference import gqa_layer
 from tests.optim import muonclip_reference as ref
+from tests.optim.test_qk_clip import clip_step
 
 TAU = 5.0
 TINY = ModelConfig(
@@ -29,13 +30,6 @@ def case(request):
     return config, specs, ref.random_like(specs, 0), ref.random_like(specs, 1, 0.05)
 
 
-def clip_step(specs, params, updates, max_logit, **options):
-    transformation = qk_clip(specs, **{"tau": TAU, **options})
-    state = transformation.init(params)
-    clipped, _ = jax.jit(transformation.update)(updates, state, params, max_logit=jnp.asarray(max_logit, jnp.float32))
-    return clipped, optax.apply_updates(params, clipped)
-
-
 @pytest.mark.parametrize("alpha", [0.5, 0.0, 1.0])
 def test_agrees_with_float64(case, alpha):
     """Keys are shared by heads, so that the whole factor goes to the queries whatever alpha is."""
@@ -49,20 +43,6 @@ def test_agrees_with_float64(case, alpha):
             np.testing.assert_allclose(got[group]["attention"][name], weight, atol=1e-6, rtol=0, err_msg=name)
             changed = (np.asarray(clipped[group]["attention"][name]) != updates[group]["attention"][name]).any()
             assert changed == (name in ("q", "q_bias")), name
-
-
-def test_only_rows_of_clipped_heads_change(case):
-    config, specs, params, updates = case
-    max_logit = np.ones((3, config.heads))
-    max_logit[2, 1] = 80.0  # the second head of the last layer
-    clipped, _ = clip_step(specs, params, updates, max_logit)
-    changed = jax.tree.map(lambda a, b: np.asarray(a) != b, clipped, updates)
-    attention = changed["moe"]["attention"]
-    heads = [(1, 1)]
-    assert [tuple(i) for i in np.argwhere(attention.pop("q").any(axis=(1, 3)))] == heads
-    if config.gqa.qkv_bias:
-        assert [tuple(i) for i in np.argwhere(attention.pop("q_bias").any(axis=2))] == heads
-    assert not any(leaf.any() for leaf in jax.tree.leaves(changed))
 
 
 def layers(tree):

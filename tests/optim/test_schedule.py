@@ -59,11 +59,12 @@ def test_shapes(changes, expected):
         assert float(rate(step)) == pytest.approx(3e-3 * fraction, rel=1e-5, abs=1e-9), step
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 0), (30, 3), (499, 49), (5000, 50)])
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (2, 0), (30, 3), (499, 49), (700, 50)])
 def test_a_warm_up_that_is_not_given_fits_any_run(steps, warmup):
     rate = build_schedule(ScheduleConfig(), 1.0, steps)
     explicit = build_schedule(ScheduleConfig(warmup_steps=warmup), 1.0, steps)
-    assert [float(rate(step)) for step in range(steps + 1)] == [float(explicit(step)) for step in range(steps + 1)]
+    every = np.arange(steps + 1)
+    np.testing.assert_array_equal(rate(every), explicit(every))
 
 
 @settings(max_examples=20)
@@ -80,7 +81,7 @@ def test_rates_rise_then_fall_without_jumps(warmup, decay, anneal, shape, steps)
     )
     length = decay or round(0.4 * steps)
     assume(warmup + length + anneal <= steps)
-    rates = np.array([float(build_schedule(config, 1.0, steps)(step)) for step in range(steps + 1)])
+    rates = np.asarray(build_schedule(config, 1.0, steps)(np.arange(71)))[: steps + 1]  # one shape for all
     assert (np.diff(rates[: warmup + 1]) >= -1e-6).all() and (np.diff(rates[warmup:]) <= 1e-6).all()
     assert rates.min() >= 0 and rates.max() <= 1 + 1e-6
     steepest = max([1 / max(warmup, 1), np.pi / 2 / max(length, 1), 0.05 / max(anneal, 1)])

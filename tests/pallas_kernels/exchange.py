@@ -1,14 +1,12 @@
-"""Routings, inputs and the oracle of the expert exchange's tests."""
+"""Routings and inputs of the expert exchange's tests."""
 
 from __future__ import annotations
 
-from functools import partial
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-E, K, D, F = 16, 3, 8, 6
+from tests.pallas_kernels import expert_oracle
+
+E, K, D = 16, 3, expert_oracle.D
 ROUTINGS = [
     "uniform",
     "all tokens to one rank",
@@ -42,39 +40,7 @@ def route(pattern, ranks, tokens, seed):
 
 def inputs(rows, seed):
     """Draws float32 (x, w13, w2, gates) of all ranks together, and a cotangent of y."""
-    rng = np.random.default_rng(seed)
-    shapes = (rows, D), (E, D, 2, F), (E, F, D), (rows, K), (rows, D)
-    x, w13, w2, gates, dy = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-    return (x, w13 / np.float32(D**0.5), w2 / np.float32(F**0.5), gates), dy
-
-
-def dense(x, w13, w2, gates, ids):
-    """Computes y on one device with every expert on every token, weighted by the one-hot choice."""
-    weight_TE = jnp.einsum("tk,tke->te", gates, jax.nn.one_hot(ids, E, dtype=gates.dtype))
-    h = jnp.einsum("td,edjf->tejf", x, w13)
-    return jnp.einsum("te,tef,efd->td", weight_TE, jax.nn.silu(h[:, :, 0]) * h[:, :, 1], w2)
-
-
-@jax.jit
-def _oracle(arrays, dy, ids):
-    y, vjp = jax.vjp(partial(dense, ids=ids), *arrays)
-    return y, vjp(dy)
-
-
-def oracle(arrays, dy, ids):
-    """Computes y and the gradients of x, w13, w2 and gates in float64."""
-    with jax.enable_x64(True):
-        exact = [np.asarray(a, np.float64) for a in arrays]
-        y, grads = _oracle(exact, np.asarray(dy, np.float64), ids.reshape(-1, K))
-        return np.asarray(y), [np.asarray(grad) for grad in grads]
-
-
-def assert_close(name, got, expected, tolerance=1e-5):
-    """Compares the maximum error with the largest value: of each expert for weights, of the whole otherwise."""
-    got, expected = np.asarray(got, np.float64), np.asarray(expected)
-    axes = tuple(range(1, got.ndim)) if name.startswith("w") else None
-    error = np.abs(got - expected).max(axis=axes)
-    assert np.all(error <= tolerance * np.abs(expected).max(axis=axes)), (name, error)
+    return expert_oracle.inputs(rows, K, E, seed)
 
 
 def without_dropped(ids, slots):

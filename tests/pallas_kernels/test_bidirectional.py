@@ -1,4 +1,4 @@
-"""Attention inside documents in both directions, against torch's own attention of each document alone in float64."""
+"""Attention inside documents in both directions, against torch in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pallas_kernels.mla_attention import AttentionInputs, blocks, mla_attention, mosaic, xla
-from tests.pallas_kernels.test_mla_attention import NAMES, SCALE, assert_close, random_inputs
+from tests.pallas_kernels.attention_oracle import NAMES, SCALE, assert_close, random_inputs
 
 ROWS = ([37, 5, 60, 1, 30], [129])  # lengths of documents; what is left of a row is padding
 BACKENDS = {
@@ -33,46 +33,39 @@ def intervals(rows, length):
     return jnp.asarray(start, jnp.int32), jnp.asarray(exit, jnp.int32)
 
 
-def dense(inputs, dout, visible):
-    """Output and gradients of one row whose mask is ``visible [S, S]``, queries by keys."""
+def reference(inputs, dout, visible):
+    """Output, gradients, lse and largest logit of each head under a mask ``[B, S, S]`` of queries by keys, in torch."""
     tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in inputs]
     q_nope, q_rope, k_nope, k_rope, v = tensors
     logits = SCALE * (q_nope @ k_nope.mT + q_rope @ k_rope[:, None].mT)
-    weights = torch.exp(logits) * torch.tensor(visible)
+    seen = torch.tensor(visible)[:, None]
+    largest = logits.detach().amax(-1, keepdim=True)
+    weights = torch.exp(logits - largest) * seen
     total = weights.sum(-1, keepdim=True)
     out = weights @ v / torch.where(total == 0, 1.0, total)
     grads = torch.autograd.grad(out, tensors, torch.tensor(np.asarray(dout, np.float64)))
-    return out.detach().numpy(), [x.numpy() for x in grads]
+    lse = (torch.log(total) + largest)[..., 0]
+    peak = logits.masked_fill(~seen, -torch.inf).amax((0, 2, 3))
+    return [x.detach().numpy() for x in (out, lse, peak)], [x.numpy() for x in grads]
 
 
-def reference_statistics(inputs, rows):
-    """lse ``[B, H, S]`` and the largest logit of each head, float64, from every document's own logits."""
-    q_nope, q_rope, k_nope, k_rope, _ = (np.asarray(x, np.float64) for x in inputs)
-    lse = np.full(q_nope.shape[:3], -np.inf)
-    peak = np.full(q_nope.shape[1], -np.inf)
+def check(inputs, dout, mask, visible, backend):
+    expected, expected_grads = reference(inputs, dout, visible)
+    out, grads, stats = run(inputs, mask, dout, backend)
+    actual = out, stats.lse, stats.max_logit[None]
+    for name, mine, theirs in zip(("out", "lse", "max_logit"), actual, expected, strict=True):
+        assert_close(mine, theirs if mine.ndim > 2 else theirs[None], name)
+    for name, mine, theirs in zip(NAMES, grads, expected_grads, strict=True):
+        if mine.size:
+            assert_close(mine, theirs, name)
+
+
+def same_document(rows, length):
+    """Whether two tokens are of one document, ``[B, S, S]``; padding is of none."""
+    number = np.full((len(rows), length), -1)
     for row, documents in enumerate(rows):
-        for end, size in zip(np.cumsum(documents), documents, strict=True):
-            part = (row, slice(None), slice(end - size, end))
-            logits = q_nope[part] @ k_nope[part].swapaxes(1, 2) + q_rope[part] @ k_rope[row, end - size : end].T
-            lse[part] = np.logaddexp.reduce(SCALE * logits, -1)
-            peak = np.maximum(peak, SCALE * logits.max((1, 2)))
-    return lse, peak
-
-
-def reference(inputs, dout, rows):
-    """Output and gradients; documents do not know of each other."""
-    tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in inputs]
-    q_nope, q_rope, k_nope, k_rope, v = tensors
-    q = torch.cat([q_nope, q_rope], -1)
-    k = torch.cat([k_nope, k_rope[:, None].expand_as(q_rope)], -1)
-    out = torch.zeros_like(v) + 0 * sum(x.sum() for x in tensors)  # rows without documents depend on no input
-    for row, documents in enumerate(rows):
-        for end, size in zip(np.cumsum(documents), documents, strict=True):
-            part = (row, slice(None), slice(end - size, end))
-            attended = torch.nn.functional.scaled_dot_product_attention(q[part], k[part], v[part], scale=SCALE)
-            out[part] = attended
-    grads = torch.autograd.grad(out, tensors, torch.tensor(np.asarray(dout, np.float64)))
-    return out.detach().numpy(), [x.numpy() for x in grads]
+        number[row, : sum(documents)] = np.repeat(np.arange(len(documents)), documents)
+    return (number[:, :, None] == number[:, None]) & (number[:, None] >= 0)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -83,17 +76,11 @@ def run(inputs, mask, dout, backend):
     return out, vjp(dout), stats
 
 
-@pytest.mark.parametrize(
-    "backend", ["looped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unrolled", "mosaic"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["unrolled", "mosaic"])
 def test_documents_are_attended_in_both_directions_and_apart(backend):
-    length = 140
-    inputs, dout = random_inputs(length, heads=1)
-    out, grads, _ = run(inputs, intervals(ROWS, length), dout, backend)
-    expected, expected_grads = reference(inputs, dout, ROWS)
-    assert_close(out, expected, "out")
-    for name, actual, wanted in zip(NAMES, grads, expected_grads, strict=True):
-        assert_close(actual, wanted, name)
+    inputs, dout = random_inputs(140, heads=1)
+    check(inputs, dout, intervals(ROWS, 140), same_document(ROWS, 140), backend)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -108,15 +95,7 @@ def test_rows_of_any_sizes_match_the_dense_reference_with_their_statistics(lengt
     inputs, dout = random_inputs(length, seed, batch=len(rows), heads=2)
     if not rope:
         inputs[1], inputs[3] = inputs[1][..., :0], inputs[3][..., :0]
-    out, grads, stats = run(inputs, intervals(rows, length), dout, "looped")
-    expected, expected_grads = reference(inputs, dout, rows)
-    assert_close(out, expected, "out")
-    for name, actual, wanted in zip(NAMES, grads, expected_grads, strict=True):
-        if actual.size:
-            assert_close(actual, wanted, name)
-    lse, max_logit = reference_statistics(inputs, rows)
-    assert_close(stats.lse, lse, "lse")
-    assert_close(stats.max_logit[None], max_logit[None], "max_logit")
+    check(inputs, dout, intervals(rows, length), same_document(rows, length), "looped")
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["with exits", "without exits"])
@@ -126,14 +105,11 @@ def test_a_query_sees_the_keys_whose_interval_holds_it_wherever_they_lie(ends):
     start, exit = np.sort(rng.integers(0, length + 1, (2, 1, length)), 0)
     exit[:, 70:140] = start[:, 70:140]  # a block of keys that nobody sees
     inputs, dout = random_inputs(length, batch=1, heads=2)
-    mask = jnp.asarray(start, jnp.int32), jnp.asarray(exit, jnp.int32) if ends else None
-    out, grads, _ = run(inputs, mask, dout, "looped")
-    exit = exit if ends else np.full_like(exit, length)
     query = np.arange(length)[:, None]
-    expected, expected_grads = dense(inputs, dout, (start[0] <= query) & (query < exit[0]))
-    assert_close(out, expected, "out")
-    for name, actual, wanted in zip(NAMES, grads, expected_grads, strict=True):
-        assert_close(actual, wanted, name)
+    visible = (start[:, None] <= query) & (query < (exit[:, None] if ends else length))
+    check(
+        inputs, dout, (jnp.asarray(start, jnp.int32), jnp.asarray(exit, jnp.int32) if ends else None), visible, "looped"
+    )
 
 
 def test_the_loop_visits_no_tile_between_documents():

@@ -12,7 +12,7 @@ import pytest
 from pallas_kernels.routed_experts import kept_rows, routed_experts
 from pallas_kernels.routed_experts.fp8_residuals import dequantize, from_fp8, quantize
 from pallas_kernels.routed_experts.mosaic import ExpertTiles
-from tests.pallas_kernels.test_routed_experts import NAMES, D, F, inputs, route
+from tests.pallas_kernels.expert_oracle import NAMES, D, F, inputs, route
 from tests.pallas_kernels.test_routed_experts_mosaic import WEIGHTS
 
 TILES = ExpertTiles(8, 4, 4, 2, 4, WEIGHTS)
@@ -65,10 +65,7 @@ def test_a_function_is_exact_and_its_gradient_that_at_the_copy():
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@partial(
-    jax.jit,
-    static_argnames=("impl", "store_fp8"),
-)
+@partial(jax.jit, static_argnames=("impl", "store_fp8"))
 def experts(arrays, dy, ids, impl, store_fp8):
     def run(x, w13, w2, gates):
         tiles = {"_tiles": TILES} if impl == "interpret" else {"capacity_factor": 8.0}

@@ -1,7 +1,5 @@
 """The TPU kernel of Newton-Schulz in interpret mode, against float64 NumPy."""
 
-import hypothesis
-from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,16 +26,15 @@ def exact_product(x):
     return wide @ wide.swapaxes(1, 2)
 
 
-@pytest.mark.parametrize("shape", [(1, 128, 128), (2, 896, 256), (1, 1536, 128)])
+@pytest.mark.parametrize("shape", [(2, 896, 256), (1, 1536, 128)])
 def test_symmetric_product(shape):
-    """One tile; 28 tiles of 128; 3 tiles of 768. Several steps along the contracted side come from the second."""
+    """28 tiles of 128 and 3 of 768; several steps along the contracted side come from the second."""
     x = whole_numbers(0, *shape)
     np.testing.assert_array_equal(mosaic.symmetric_product(jnp.asarray(x), interpret=True), exact_product(x))
 
 
-@pytest.mark.parametrize("rows", [128, 896])
-def test_symmetric_product_adds_the_matrix_itself(rows):
-    x = whole_numbers(1, 2, rows, rows)
+def test_symmetric_product_adds_the_matrix_itself():
+    x = whole_numbers(1, 2, 896, 896)
     x = x + x.swapaxes(1, 2)
     got = mosaic.symmetric_product(jnp.asarray(x), (2.0, -30.0), interpret=True)
     np.testing.assert_array_equal(got, 2.0 * exact_product(x) - 30.0 * x)
@@ -50,11 +47,10 @@ def test_contracts_in_several_steps():
     np.testing.assert_array_equal(mosaic.symmetric_product(jnp.asarray(x), interpret=True), exact_product(x))
 
 
-@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
-@hypothesis.given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 2), st.integers(0, 99))
-def test_any_shape_agrees_with_float64(rows, columns, count, seed):
-    x = normal(seed, count, rows, columns)
-    got = np.asarray(ns.newton_schulz(jnp.asarray(x), MUON, impl="interpret"))
+@pytest.mark.parametrize(("count", "rows", "columns"), [(2, 200, 130), (1, 7, 300)])
+def test_any_shape_agrees_with_float64(count, rows, columns):
+    x = normal(0, count, rows, columns)
+    got = jax.jit(lambda x: ns.newton_schulz(x, MUON, impl="interpret"))(x)
     expected = np.stack([reference(matrix, MUON) for matrix in x])
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
@@ -80,16 +76,6 @@ def test_a_tpu_gets_the_kernel_and_others_do_not():
         for platform in ("cpu", "cuda", "tpu")
     }
     assert [key for key, found in has_kernel.items() if found] == [("auto", "tpu")]
-
-
-def test_zero_and_empty_stacks():
-    assert not np.asarray(ns.newton_schulz(jnp.zeros((1, 3, 5)), MUON, impl="interpret")).any()
-    assert ns.newton_schulz(jnp.zeros((0, 3, 5)), MUON, impl="interpret").shape == (0, 3, 5)
-
-
-def test_unknown_implementation_is_refused():
-    with pytest.raises(ValueError, match="impl is one of"):
-        ns.newton_schulz(jnp.zeros((2, 2)), MUON, impl="triton")
 
 
 def test_cost_counts_the_tiles_below_the_diagonal():

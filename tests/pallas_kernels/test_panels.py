@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from pallas_kernels.routed_experts import panels
-from tests.pallas_kernels.test_routed_experts import ROUTINGS, loop_oracle, route
+from tests.pallas_kernels.expert_oracle import ROUTINGS, loop_oracle, route
 
 D, F = 72, 80  # gate and up are two panels and a half, down is one and an eighth
-SHAPES = [(1, 1, 3), (1, 2, 6), (2, 2, 12), (2, 3, 5), (16, 4, 8), (61, 2, 3)]  # T, K, E; few copies, then many
+SHAPES = [(1, 2, 6), (2, 3, 5), (16, 4, 8), (61, 2, 3)]  # T, K, E; few copies, then many
 run = jax.jit(panels.experts_of_panels, static_argnames=("capacity_factor", "block"))
 
 
@@ -31,9 +31,10 @@ def outputs(x, w13, w2, gates, ids, **settings):
     return np.asarray(run(x, panels.split(w13), panels.split(w2), ids, gates, **settings), np.float64)
 
 
-@given(st.sampled_from(SHAPES), st.sampled_from(ROUTINGS), st.integers(0, 2**31), st.sampled_from([0.1, 1.06]))
-@settings(deadline=None, max_examples=16)
-def test_equals_each_token_by_itself(shape, pattern, seed, capacity_factor):
+@pytest.mark.parametrize(("shape", "capacity_factor"), [*((shape, 1.06) for shape in SHAPES), (SHAPES[-1], 0.1)])
+@given(st.sampled_from(ROUTINGS), st.integers(0, 2**31))
+@settings(max_examples=4)
+def test_equals_each_token_by_itself(shape, capacity_factor, pattern, seed):
     ids = route(pattern, *shape, seed)
     x, w13, w2, gates = inputs(*shape, seed)
     unread = (ids == shape[2]).all(1)
@@ -58,16 +59,16 @@ def test_few_copies_read_their_own_experts_alone():
 def test_many_rows_are_multiplied_by_the_whole_weight(monkeypatch):
     ids, (x, w13, w2, gates) = route("uniform", 40, 2, 4, 0), inputs(40, 2, 4, 0)
     monkeypatch.setattr(panels, "_DIVIDED", 24 * D * 2 * F)  # of gate and up, of 24 rows; down has half as many
-    program = jax.make_jaxpr(functools.partial(panels.experts_of_panels, capacity_factor=1.06))
-    text = str(program(x, panels.split(w13), panels.split(w2), ids, gates))
-    assert f"f32[4,24,{2 * F}] = dot_general" in text and f"f32[4,24,{D}] = dot_general" not in text
-    y = jax.jit(functools.partial(panels.experts_of_panels, capacity_factor=1.06))(
-        x, panels.split(w13), panels.split(w2), ids, gates
+    traced = jax.jit(functools.partial(panels.experts_of_panels, capacity_factor=1.06)).trace(
+        *(arguments := (x, panels.split(w13), panels.split(w2), ids, gates))
     )
+    text = str(traced.jaxpr)
+    assert f"f32[4,24,{2 * F}] = dot_general" in text and f"f32[4,24,{D}] = dot_general" not in text
+    y = traced.lower().compile()(*arguments)
     np.testing.assert_allclose(y, loop_oracle(x, w13, w2, gates, ids), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[4]])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]])
 def test_bfloat16(shape):
     ids, arrays = route("uniform", *shape, 1), inputs(*shape, 1, jnp.bfloat16)
     y = outputs(*arrays, ids)
@@ -79,5 +80,5 @@ def test_bfloat16(shape):
 def test_a_weight_comes_out_as_it_went_in(width):
     weight = jnp.arange(3 * 5 * width, dtype=jnp.float32).reshape(3, 5, width)
     parts = panels.split(weight)
-    assert len(parts) == (1 if width > panels.WIDTH * panels.MOST_PANELS else -(-width // panels.WIDTH))
+    assert len(parts) == (1 if width > panels.WIDTH * panels.MAX_PANELS else -(-width // panels.WIDTH))
     np.testing.assert_array_equal(panels.join(parts, weight.shape), weight)

@@ -20,12 +20,13 @@ from pallas_kernels.routed_experts.mosaic import ExpertTiles
 from pallas_kernels.routed_experts.packed_rows import pack
 from pallas_kernels.routed_experts.plan import sort_copies
 from pallas_kernels.routed_experts.routing import plan_routing
-from tests.pallas_kernels.test_routed_experts import (
-    NAMES,
+from tests.pallas_kernels.expert_oracle import (
+    ROUTINGS,
     D,
     F,
     assert_close,
-    gradient_oracle,
+    check,
+    check_bfloat16,
     inputs,
     loop_oracle,
     route,
@@ -38,13 +39,9 @@ SHAPES = [
     (37, 3, 7, None, ExpertTiles(8, 4, 4, 2, 4, WEIGHTS)),
     (9, 4, 3, 20, ExpertTiles(64, 8, 6, 4, 16, WEIGHTS._replace(rows=16))),
 ]
-ROUTINGS = ["uniform", "one expert", "few experts", "none", "mixed with none"]
 
 
-@partial(
-    jax.jit,
-    static_argnames=("max_copies", "tiles", "interpret"),
-)
+@partial(jax.jit, static_argnames=("max_copies", "tiles", "interpret"))
 def ours(arrays, dy, ids, max_copies, tiles, interpret=True):
     """Computes y and the gradients of (x, w13, w2, gates)."""
 
@@ -57,18 +54,15 @@ def ours(arrays, dy, ids, max_copies, tiles, interpret=True):
     return y, vjp(dy)
 
 
-def poisoned(arrays, dy, ids, experts):
+def check_poisoned(arrays, dy, ids, max_copies, tiles, interpret=True):
     """Tokens without an expert hold NaN, as do their cotangents."""
-    (x, *rest), nobody = arrays, np.all(ids == experts, axis=1)[:, None]
-    return (np.where(nobody, np.nan, x), *rest), np.where(nobody, np.nan, dy)
+    nobody = np.all(ids == arrays[1].shape[0], axis=1)[:, None]
 
+    def run(arrays, dy, ids):
+        poisoned = (np.where(nobody, np.nan, arrays[0]), *arrays[1:])
+        return ours(poisoned, np.where(nobody, np.nan, dy), ids, max_copies, tiles, interpret)
 
-def check(arrays, dy, ids, max_copies, tiles, interpret=True):
-    experts = arrays[1].shape[0]
-    y, grads = ours(*poisoned(arrays, dy, ids, experts), ids, max_copies, tiles, interpret)
-    assert_close("y", y, loop_oracle(*arrays, ids), 1e-5)
-    for name, got, expected in zip(NAMES, grads, gradient_oracle(arrays, dy, ids), strict=True):
-        assert_close(name, got, expected, 1e-5)
+    check(run, arrays, dy, ids)
 
 
 def keep_first(ids, experts, copies):
@@ -76,9 +70,8 @@ def keep_first(ids, experts, copies):
     return np.where(np.cumsum(ids < experts).reshape(ids.shape) <= copies, ids, experts).astype(np.int32)
 
 
-@settings(max_examples=6)
-@given(shape=st.sampled_from(SHAPES), routing=st.sampled_from(ROUTINGS), seed=st.integers(0, 2**31))
-@example(shape=SHAPES[0], routing="none", seed=0)
+@settings(max_examples=3)
+@given(shape=st.sampled_from(SHAPES[1:]), routing=st.sampled_from(ROUTINGS), seed=st.integers(0, 2**31))
 @example(shape=SHAPES[1], routing="one expert", seed=0)
 @example(shape=SHAPES[1], routing="uniform", seed=0)
 @example(shape=SHAPES[1], routing="none", seed=0)
@@ -91,34 +84,31 @@ def test_output_and_every_gradient_are_exact_for_any_routing(shape, routing, see
     ids = route(routing, tokens, active, experts, seed)
     ids = keep_first(ids, experts, max_copies or ids.size)
     arrays, dy = inputs(tokens, active, experts, seed)
-    check(arrays, dy, ids, max_copies, tiles)
+    check_poisoned(arrays, dy, ids, max_copies, tiles)
 
 
-def test_a_bound_that_is_reached_is_exact_and_one_that_is_passed_is_not_a_number():
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", ["uniform", "none"])
+def test_one_token_is_exact(routing):
+    tokens, active, experts, max_copies, tiles = SHAPES[0]
+    check_poisoned(*inputs(tokens, active, experts, 0), route(routing, 1, 1, 1, 0), max_copies, tiles)
+
+
+def test_more_copies_than_the_bound_are_not_a_number():
     """Copies that do not fit must not be dropped silently: every output and gradient with rows is NaN."""
     tokens, active, experts, max_copies, tiles = SHAPES[2]
     arrays, dy = inputs(tokens, active, experts, 0)
     ids = route("uniform", tokens, active, experts, 0)
-    check(arrays, dy, keep_first(ids, experts, max_copies), max_copies, tiles)
     ids = keep_first(ids, experts, max_copies + 1)
     y, (dx, dw13, dw2, dgates) = ours(arrays, dy, ids, max_copies, tiles)
     assert all(np.all(np.isnan(array)) for array in (y, dx, dgates, dw13, dw2))
 
 
 def test_bfloat16_inputs_sum_in_float32():
-    """Rounding of inputs, pre-activation, activation and rows only: no loss that grows with the number of rows."""
-    tokens, active, experts = 300, 2, 3
-    arrays, dy = inputs(tokens, active, experts, 2)
-    ids = route("uniform", tokens, active, experts, 2)
+    ids = route("uniform", 120, 2, 3, 2)
     ids[:, 0] = 1
-    x, w13, w2, dy = (jnp.asarray(a, jnp.bfloat16) for a in (*arrays[:3], dy))
     tiles = ExpertTiles(32, 16, F, 4, 16, WEIGHTS._replace(rows=32))
-    y, grads = ours((x, w13, w2, arrays[3]), dy, ids, None, tiles)
-    exact = [np.asarray(a.astype(jnp.float32)) for a in (x, w13, w2, dy)]
-    assert [y.dtype, *(grad.dtype for grad in grads)] == [jnp.bfloat16] * 4 + [jnp.float32]
-    assert_close("y", y, loop_oracle(*exact[:3], arrays[3], ids), 1e-2)
-    for name, got, want in zip(NAMES, grads, gradient_oracle((*exact[:3], arrays[3]), exact[3], ids), strict=True):
-        assert_close(name, got, want, 1e-2)
+    check_bfloat16(partial(ours, max_copies=None, tiles=tiles), *inputs(120, 2, 3, 2), ids)
 
 
 def test_packed_words_hold_the_bits_of_both_halves():
@@ -130,12 +120,14 @@ def test_packed_words_hold_the_bits_of_both_halves():
 
 def test_copies_between_memories_do_not_race(capfd):
     """The detector forgets its findings when the next kernel starts, but it prints each race."""
-    tokens, active, experts = 11, 2, 2
+    tokens, active, experts = 6, 2, 2
     arrays, dy = inputs(tokens, active, experts, 0)
     ids = route("mixed with none", tokens, active, experts, 0)
     tiles = ExpertTiles(4, 4, F, D // 2, 4, MatmulTiles(16, 8, 4, 4))
     try:
-        check(arrays, dy, ids, None, tiles, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"))
+        check_poisoned(
+            arrays, dy, ids, None, tiles, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+        )
         assert "RACE DETECTED" not in capfd.readouterr().out
     finally:
         pltpu.reset_tpu_interpret_mode_state()
@@ -229,7 +221,9 @@ def test_unfused_reference_is_the_same_function():
     assert_close("y", jax.jit(unfused)(*arrays, ids), loop_oracle(*arrays, ids), 1e-5)
 
 
-@pytest.mark.parametrize(("impl", "platform"), [("pallas", "tpu"), ("interpret", "cpu")])
+@pytest.mark.parametrize(
+    ("impl", "platform"), [("pallas", "tpu"), pytest.param("interpret", "cpu", marks=pytest.mark.slow)]
+)
 def test_lowers_inside_a_checked_shard_map(impl, platform):
     """Tokens vary over the mesh and weights do not: their gradient is a sum over the mesh."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

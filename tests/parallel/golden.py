@@ -57,16 +57,15 @@ def text() -> str:
         layout = layout_of(preset, *mesh)
         sizes = ", ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items())
         lines.append(f"{preset}: {sizes}; {layout.chunks} chunks of {layout.chunk_layers} {layout.layer_group} layers")
-        trees = (
-            jax.tree.leaves(t, is_leaf=lambda x: isinstance(x, PartitionSpec)) for t in (layout.compute, layout.storage)
-        )
+        trees = leaves(layout.compute), leaves(layout.storage)
         for (name, spec), *placed in zip(named_specs(layout.specs), *trees, strict=True):
             compute, rest = (", ".join(_entry(entry) for entry in one) or "-" for one in placed)
             lines.append(f"  {name} {'x'.join(map(str, spec.shape))} | {compute} | {rest}")
     return "\n".join(lines) + "\n"
 
 
-def _specs(tree) -> list[PartitionSpec]:
+def leaves(tree) -> list[PartitionSpec]:
+    """The partitions of a tree."""
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 

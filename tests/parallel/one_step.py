@@ -1,5 +1,6 @@
 """One step of a config on emulated devices: its loss, gradients, update and statistics by name, for the tests."""
 
+import functools
 import math
 
 import jax
@@ -9,22 +10,36 @@ import numpy as np
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.parallel.gradients import make_loss_and_gradients
 from k2jax.train.program import Program
+from k2jax.train.state import TrainState
 from tests.parallel.tiny import config_of
 
 AXES = ("data", "stage", "expert", "context", "tensor")
 
 
-def one_step(overrides, *, step=False, gradients=False, validate=False, crowd=False, replay=False, loss=None):
+def one_step(
+    overrides,
+    *,
+    step=False,
+    gradients=False,
+    counts=False,
+    validate=False,
+    crowd=False,
+    replay=False,
+    loss=None,
+    init=False,
+):
     """What a config computes of one batch, by name.
 
     Args:
         overrides: keys of the config.
         step: take the whole step.
-        gradients: compute the loss and its gradients.
+        gradients: compute the loss, its statistics and its gradients.
+        counts: compute the loss and its statistics.
         validate: compute the held-out loss.
         crowd: every token goes to the first experts.
         replay: rows hold experts for some of their tokens.
         loss: (makes the loss, puts its targets into a row with a generator); by default that of pretraining.
+        init: the state is made on the mesh, not put there from one device, whose program compiles faster.
     """
     config = config_of(overrides)
     devices = jax.devices()[: math.prod(getattr(config.parallel, axis) for axis in AXES)]
@@ -37,17 +52,32 @@ def one_step(overrides, *, step=False, gradients=False, validate=False, crowd=Fa
     if replay:
         *rows, padding = [row.replace(experts=_experts(config, row)) for row in (*rows, padding)]
     batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
-    state, found = program.init(), {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
+    state = program.init() if init else _placed(program, overrides)
+    found = {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
     if crowd:
         state.params["moe"] |= _crowded(state.params["moe"])
     if validate:
         sums, denominators = program.evaluate(state.params, batch)
         found |= {**_flat(sums._asdict(), "sums"), **_flat(denominators, "denominators")}
-    if gradients:
-        found |= _gradients(program, state.params, batch)
+    if gradients or counts:
+        found |= _gradients(program, state.params, batch, gradients)
     if step:
         found |= _step(program, state, batch)
     return {key: np.asarray(value) for key, value in found.items()}
+
+
+def _placed(program, overrides):
+    params, opt_state = _start(tuple(item for item in overrides.items() if item[0].startswith("model.")))
+    params, opt_state = program.checkpoint_layout().load(params, opt_state)
+    return jax.device_put(TrainState(np.int32(0), params, opt_state, np.True_), program.shardings)
+
+
+@functools.cache
+def _start(model):
+    """Parameters and optimizer state of one device, in their logical form."""
+    program = Program(config_of(dict(model)), jax.devices()[:1])
+    state = program.init()
+    return jax.device_get(program.checkpoint_layout().save(state.params, state.opt_state))
 
 
 def rows_of(config) -> list[PackedBatch]:
@@ -60,20 +90,18 @@ def rows_of(config) -> list[PackedBatch]:
     return rows
 
 
-def _gradients(program, params, batch):
+def _gradients(program, params, batch, wanted):
+    """Without the gradients, if they are not wanted, nothing of the backward pass is compiled."""
     function = make_loss_and_gradients(program.config, program.layout, program.loss)
 
     @jax.jit
     def gradients(params, batch):
         loss, stats, grads = function(program.layout.to_compute(params, "float32"), batch)
-        return loss, stats, program.layout.gradients_to_storage(grads)
+        return loss, stats, program.layout.gradients_to_storage(grads) if wanted else None
 
     loss, stats, grads = jax.block_until_ready(gradients(params, batch))
-    return {
-        **_flat(loss._asdict(), "loss"),
-        **_flat(stats._asdict(), "stats"),
-        **_flat(program.checkpoint_layout().logical_params(grads), "grads"),
-    }
+    found = {**_flat(loss._asdict(), "loss"), **_flat(stats._asdict(), "stats")}
+    return found | (_flat(program.checkpoint_layout().logical_params(grads), "grads") if wanted else {})
 
 
 def _step(program, state, batch):

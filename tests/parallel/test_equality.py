@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.parallel.one_step import one_step
+from tests.parallel.policy_losses import CONFIGS, every_policy_loss, with_policy_targets
 from tests.parallel.turn_loss import TurnLoss, with_turns
 
 pytestmark = pytest.mark.devices(8)
@@ -63,6 +64,18 @@ GROUPED_QUERIES = {
     "context and tensor": {"parallel.context": 2, "parallel.tensor": 2, "train.remat": "selective"},
     "context, stage and tensor": {"parallel.context": 2, "parallel.stage": 2, "parallel.tensor": 2},
 }
+REPLAYING = {"model.layers": 4, "train.micro_batches": 2, "train.batch_size": 8}
+STAGES = {"parallel.stage": 2, "parallel.virtual_stages": 2, "parallel.expert": 2}
+REPLAYED = {
+    "stages": STAGES,
+    "stages, differentiated by JAX": STAGES | {"parallel.executor": "autodiff"},
+    "tensor and context": {"parallel.tensor": 2, "parallel.context": 2},
+}
+POLICY = {"model.layers": 3, "model.heads": 8, "train.micro_batches": 2}
+POLICIES = {
+    "data, expert and stage": {"parallel.data": 2, "parallel.expert": 2, "parallel.stage": 2},
+    "tensor and context": {"parallel.tensor": 2, "parallel.context": 2},
+}
 TURNS = {
     "data, expert and stage": WHOLE,
     "data, expert and stage, differentiated by JAX": WHOLE
@@ -93,14 +106,23 @@ def grouped_alone():
     return one_step(GROUPED, step=True)
 
 
+@functools.cache
+def replayed(case=None):
+    return one_step(REPLAYING | REPLAYED.get(case, {}), gradients=True, validate=True, replay=True)
+
+
+@functools.cache
+def policies(case=None):
+    loss = every_policy_loss, with_policy_targets
+    return one_step(POLICY | POLICIES.get(case, {}), gradients=True, loss=loss)
+
+
 @pytest.mark.parametrize(
     "case", [case if case == "expert" else pytest.param(case, marks=pytest.mark.slow) for case in DROPPING]
 )
 def test_rows_without_a_slot_are_counted(case):
-    check_dropped_rows(one_step(DROPPING[case], gradients=True, crowd=True), DROPPING[case])
-
-
-def check_dropped_rows(found, overrides):
+    overrides = DROPPING[case]
+    found = one_step(overrides, gradients=case != "expert", counts=True, crowd=True)
     real = found["real"]  # [micro-batches, rows]; every token goes to the first rank
     devices = overrides["parallel.expert"] * overrides.get("parallel.data", 1)
     tokens = real.shape[1] * 32 // devices
@@ -127,7 +149,8 @@ def assert_same_step(here, one):
 
 
 def test_a_step_on_a_mesh_is_that_of_one_device(one):
-    assert_same_step(one_step(WHOLE, step=True, validate=True), one)
+    """And the state before it is made there as it is on one device."""
+    assert_same_step(one_step(WHOLE, step=True, validate=True, init=True), one)
 
 
 def test_gradients_where_devices_share_rows_and_layers_are_those_of_one_device():
@@ -159,6 +182,35 @@ def test_gradients_on_other_meshes_are_those_of_one_device(case):
 @pytest.mark.parametrize("case", GROUPED_QUERIES)
 def test_a_step_with_grouped_queries_is_that_of_one_device(case):
     assert_same_step(one_step(GROUPED | GROUPED_QUERIES[case], step=True), grouped_alone())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REPLAYED)
+def test_gradients_with_replayed_experts_are_those_of_one_device(case):
+    assert replayed(case).keys() == replayed().keys()
+    assert_same_step(replayed(case), replayed())
+
+
+@pytest.mark.slow
+def test_replayed_experts_change_where_tokens_go():
+    counts = [step["stats['expert_tokens']"] for step in (replayed(), one_step(REPLAYING, counts=True))]
+    assert (counts[0] != counts[1]).any() and counts[0].sum() == counts[1].sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", POLICIES)
+def test_every_policy_loss_on_a_mesh_is_that_of_one_device(case):
+    assert policies(case).keys() == policies().keys()
+    assert_same_step(policies(case), policies())
+
+
+@pytest.mark.slow
+def test_the_batch_holds_what_the_policy_losses_differ_in():
+    one = policies()
+    terms = {name: float(value) for name, value in one.items() if name.startswith("loss['terms']")}
+    assert len(terms) == len(CONFIGS) + 1 and len({round(term, 6) for term in terms.values()}) == len(terms)
+    clipped = [float(value) for name, value in one.items() if name.endswith("policy/clipped']")]
+    assert len(clipped) == 3 and all(0.01 < share < 0.9 for share in clipped)
 
 
 def test_the_batch_clips_heads_and_pads_rows(one):

@@ -2,8 +2,7 @@
 
 import math
 
-import jax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh
 import numpy as np
 import pytest
 
@@ -14,15 +13,11 @@ from k2jax.parallel.layout import entries, make_layout, padded_shape
 from k2jax.parallel.mesh import axis_sizes
 from k2jax.parallel.torus import device_grid, torus_grid
 from k2jax.params import count, named_specs
-from tests.parallel.golden import FILE, MESHES, SHARED, layout_of, text
+from tests.parallel.golden import FILE, MESHES, SHARED, layout_of, leaves, text
 
 
 def test_every_weight_of_every_preset_lies_where_it_did():
     assert text() == FILE.read_text(), "if this is meant, python -m tests.parallel.golden writes the file anew"
-
-
-def leaves(tree):
-    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 @pytest.mark.parametrize(("preset", "sizes"), [*MESHES.items(), *SHARED.items()])

@@ -14,16 +14,16 @@ from k2jax.losses import NLL
 from k2jax.parallel.gradients import make_loss_and_gradients
 from k2jax.parallel.layout import make_layout, padded_shape
 from k2jax.params import map_specs
-from tests.model.saved import equations, kept_by_loops
+from tests.jaxpr import equations
+from tests.model.saved import kept_by_loops
 from tests.parallel.tiny import config_of
 
 GQA = {"model.attention": "gqa", "model.gqa.kv_heads": 2, "model.gqa.head_dim": 8}
 MODELS = {
     "mla": {},
-    "gqa, experts": {**GQA, "model.dense_layers": 0, "model.layers": 4},
-    "gqa, dense": {**GQA, "model.dense_layers": 4, "model.layers": 4},
+    "gqa": {**GQA, "model.dense_layers": 4, "model.layers": 4},
 }
-each_stages = pytest.mark.parametrize("stages", [1, 2])
+each_stages = pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.slow), 2])
 each_model = pytest.mark.parametrize("model", MODELS)
 
 
@@ -75,7 +75,7 @@ def test_the_policy_without_names_recomputes_nothing(stages):
     assert not any(eqn.primitive.name == "remat2" for eqn in equations(traced(stages, "mla", remat="none").jaxpr))
 
 
-@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.slow), 2])
+@each_stages
 @each_model
 @pytest.mark.parametrize("key", LISTS)
 def test_every_name_of_a_list_has_its_effect(key, model, stages):

@@ -14,10 +14,9 @@ from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agents import read_agent
 from k2jax.client import Sampling, ScriptedClient
-from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study import run_configs
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.file_answers.dataset import EXPECTED, texts_left
 from k2jax.tasks.file_answers.teacher import file_demonstrations
@@ -31,18 +30,11 @@ BYTES = byte_tokenizer()
 COMPACT = configured_chat(BYTES, "compact")
 
 
-def configs(workdir):
-    for run, overrides in study.runs().items():
-        config = study.get_config()
-        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
-        yield run, resolve(config)
-
-
 def test_every_run_learns_from_the_demonstrations_of_the_study_and_starts_from_a_run_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "DEMONSTRATIONS", 40)
     study.prepare(tmp_path)
     before = set()
-    for run, config in configs(tmp_path):
+    for run, config in run_configs(study.STUDY, tmp_path).items():
         assert (config.init_from in before) == (run.partition("_")[2] != "sft"), run
         records = [json.loads(line) for line in Path(config.data.sources["imperfect"].path).read_text().splitlines()]
         assert len(records) == 40
@@ -102,7 +94,7 @@ def tokens_of(messages):
 def test_the_gain_is_taken_seed_by_seed():
     """Starts of 0.2, 0.3 and 0.4 gain 40, 41 and 42 points by rewards; more fine-tuning gains nothing."""
     made = {}
-    for run, config in configs("runs"):
+    for run, config in run_configs(study.STUDY, "runs").items():
         share = 0.2 + 0.1 * config.train.seed + (0.4 + 0.01 * config.train.seed) * run.endswith("_rl")
         keys = ["eval/greedy", study.SAMPLED, "calls", "eval/length"]
         kinds = [f"{key}/{kind}" for key in keys[:2] for kind in study.KINDS]

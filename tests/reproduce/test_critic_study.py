@@ -5,8 +5,8 @@ import json
 import pytest
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.config import resolve
 from k2jax.reproduce import RunResult
+from k2jax.reproduce.study import run_configs
 from k2jax.reproduce.study_file import load_study_file
 
 study = load_study_file("closed_loop_critic")
@@ -53,12 +53,10 @@ def test_the_summary_holds_every_run_on_both_sets_and_gains_over_the_start():
     base = {f"{name}/{key}": value for name in study.SETS for key, value in shares.items()} | {"greedy": 0.5}
     base["avg@4"] = 0.375
     found = {}
-    for run, overrides in study.runs().items():
-        config = study.get_config()
-        config.update_from_flattened_dict(overrides)
+    for run, config in run_configs(study.STUDY, "runs").items():
         gained = {"fixed/accuracy": 0.625} if run.endswith("_with") else {}
         records = [{"step": 1, "refinement/accuracy": 0.5, "refinement/both_right": 0.25}]
-        found[run] = RunResult(resolve(config), records, 0, base | gained)
+        found[run] = RunResult(config, records, 0, base | gained)
     lines = study.summarize(found).markdown.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
     by_name = {(row[0], row[1]): row[2:] for row in rows[2:]}

@@ -2,25 +2,17 @@
 
 import pytest
 
-from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study import run_configs
 from k2jax.reproduce.study_file import load_study_file
 
 distillation = load_study_file("distillation")
 
 
-def configs(workdir):
-    for run, overrides in distillation.runs().items():
-        config = distillation.get_config()
-        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
-        yield run, resolve(config)
-
-
 def results(accuracy):
     """Made-up results: ``accuracy(label, class, seed)``."""
     made = {}
-    for run, config in configs("runs"):
+    for run, config in run_configs(distillation.STUDY, "runs").items():
         seed, name = config.train.seed, run.partition("_")[2]
         labels = ("letters", "averaged") if name == "letters" else (name,)
         evaluation = {
@@ -36,7 +28,7 @@ def results(accuracy):
 
 def test_every_run_starts_from_a_run_before_it_and_teachers_are_the_specialists(tmp_path):
     before = set()
-    for run, config in configs(tmp_path):
+    for run, config in run_configs(distillation.STUDY, tmp_path).items():
         if config.init_from:
             assert config.init_from in before, run
         named = [entry.partition("=") for entry in config.rl.distill.teachers]

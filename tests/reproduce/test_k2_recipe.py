@@ -2,7 +2,6 @@
 
 import pytest
 
-from k2jax.config import resolve
 from k2jax.reproduce import RunResult, study
 from k2jax.reproduce.study_file import Study, load_study_file
 
@@ -14,14 +13,12 @@ def results(of_run):
     every = ("eval/greedy", "eval/avg@8", "eval/pass@8", "easier/greedy", "easier/sampled", "reversing", "text_loss")
     common = dict.fromkeys((*every, "length", "over_budget", "within_budget"), 0.5)
     made = {}
-    for run, overrides in recipe.runs().items():
+    for run, config in study.run_configs(recipe.STUDY, "runs").items():
         seed, name = int(run[4]), run.partition("_")[2]
-        config = recipe.get_config()
-        config.update_from_flattened_dict(overrides)
         entropy = 0.2 if name == "rl_decay" else 0.1
         steps = range(1, 31) if name.startswith("rl") else ()
         records = [{"step": t, "length": 30.0, "truncated": 0.0, "tokens/entropy": entropy / t} for t in steps]
-        made[run] = RunResult(resolve(config), records, 0, common | of_run(name, seed))
+        made[run] = RunResult(config, records, 0, common | of_run(name, seed))
     return made
 
 

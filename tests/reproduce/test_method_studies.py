@@ -2,15 +2,22 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
-from k2jax.config import resolve
-from k2jax.model import feed_forward
+from k2jax.config import PackingConfig
+from k2jax.model.selection_noise import noise_of_scoring, noisy_bias, selection_noise
+from k2jax.parallel.mesh import make_mesh
+from k2jax.params import abstract
 from k2jax.reproduce import RunResult, relative_spread
-from k2jax.reproduce.study import check_held_out
+from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
+from k2jax.rl.packing.rows import pack
+from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.rl.scoring_pass import ScoringPass
+from tests.parallel.tiny import config_of
+from tests.rl.trees import single_turn
 
 mcla, turns = load_study_file("mcla"), load_study_file("turn_level_gspo")
 
@@ -18,13 +25,10 @@ mcla, turns = load_study_file("mcla"), load_study_file("turn_level_gspo")
 def results(study, curves, evaluations=None):
     """One seed; ``curves`` are metrics of runs by rewards as functions of the run and the step."""
     found = {}
-    for run, overrides in study.runs().items():
-        seed, _, name = run.partition("_")
-        if seed == "seed0":
-            config = study.get_config()
-            config.update_from_flattened_dict(overrides)
-            records = [{"step": step} | (curves(name, step) if config.stage == "rl" else {}) for step in range(1, 41)]
-            found[run] = RunResult(resolve(config), records, 0, (evaluations or {}).get(name, {}))
+    for run, config in run_configs(study.STUDY, "runs", only="seed0_*").items():
+        name = run.partition("_")[2]
+        records = [{"step": step} | (curves(name, step) if config.stage == "rl" else {}) for step in range(1, 41)]
+        found[run] = RunResult(config, records, 0, (evaluations or {}).get(name, {}))
     return found
 
 
@@ -63,22 +67,32 @@ def test_mcla_s_table_holds_every_number_of_passes_in_every_way():
     assert {result.config.rl.loss.mcla.passes for result in found.values()} == {1, 2, 4, 8}
 
 
-def test_mcla_s_noise_is_of_the_place_and_in_runs_by_rewards_alone(monkeypatch):
-    exact = lambda weight, bias, x, real, config, replayed=None: bias  # noqa: E731
-    monkeypatch.setattr(feed_forward, "route", exact)
-    config = resolve(mcla.get_config())
-    biases = lambda shape: feed_forward.route(None, np.full(16, 3.0), None, np.ones(shape, bool), config, None)  # noqa: E731
-    with mcla.around(config):
-        assert feed_forward.route is exact
-    score_rows = lambda scoring: biases((4, 256))  # noqa: E731
-    monkeypatch.setattr(ScoringPass, "score_rows", score_rows)
-    with mcla.around(dataclasses.replace(config, stage="rl")):
-        noise, scored, again = biases((4, 256)) - 3, ScoringPass.score_rows(None) - 3, biases((4, 256)) - 3
-    assert feed_forward.route is exact and ScoringPass.score_rows is score_rows
+def test_mcla_s_noise_is_of_the_place_in_programs_within_its_context_alone():
+    biases = lambda: noisy_bias(np.full(16, 3.0), (4, 256, 16)) - 3  # noqa: E731
+    with selection_noise(mcla.STUDY.selection_noise):
+        noise, again = biases(), biases()
+        with noise_of_scoring():
+            scored = biases()
+    assert noisy_bias(exact := np.zeros(16), (4, 256, 16)) is exact
     assert np.isclose(scored.std(), mcla.NOISE, rtol=0.02) and not np.isclose(noise, scored, atol=1e-6).all(-1).any()
     np.testing.assert_array_equal(noise, again)
     assert noise.shape == (4, 256, 16) and len(np.unique(noise)) > 0.99 * noise.size
     np.testing.assert_allclose([noise.mean(), noise.std()], [0, mcla.NOISE], atol=0.02 * mcla.NOISE)
+
+
+def test_programs_that_score_have_noise_of_their_own():
+    config, row = config_of({}), single_turn(np.random.default_rng(0), 7, 9)
+    rows = pack([TrainingSample(row, 1.0)], config.data.sequence_length, PackingConfig()).rows
+    asked = []
+
+    def noise(shape, scoring):
+        asked.append(scoring)
+        return np.zeros(shape, np.float32)
+
+    scoring = ScoringPass(config, make_mesh(config))
+    with selection_noise(noise):
+        jax.eval_shape(scoring._score, abstract(scoring.layout.specs), scoring._put(rows))
+    assert set(asked) == {True}
 
 
 def test_levels_differ_in_nothing_but_level_and_band_and_are_shown_beside_the_start():

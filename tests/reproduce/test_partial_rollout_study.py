@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study import check_held_out
+from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.characters.dataset import final_answer
 
@@ -22,17 +21,15 @@ def results(greedy):
     """
     evaluation = {"eval/avg@2": 0.5, "eval/length": 40.0, "lengths": [1] * (len(partial._bars()) - 1)}
     found = {}
-    for run, overrides in partial.runs().items():
-        config = partial.get_config()
-        config.update_from_flattened_dict(overrides)
-        cap, wide = overrides.get("rl.rollout.token_cap"), run.endswith("wide")
+    for run, config in run_configs(partial.STUDY, "runs").items():
+        cap, wide = None if run == "start" else config.rl.rollout.token_cap, run.endswith("wide")
         of_run = evaluation | {"eval/greedy": 0.25 if cap is None else greedy(cap)}
         records = (
             []
             if cap is None
             else [_record(step, cap or (150 if wide else 200)) for step in range(1, partial.BEGIN + 5)]
         )
-        found[run] = RunResult(resolve(config), records, 0, of_run)
+        found[run] = RunResult(config, records, 0, of_run)
     return found
 
 

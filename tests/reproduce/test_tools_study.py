@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from k2jax.client import ScriptedClient
-from k2jax.config import resolve
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study import _placed
+from k2jax.reproduce.study import run_configs
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.reproduce.turns import AVERAGE, PASS, calls_of
 from tests.agents.tool_episodes import BYTES, episode, task
@@ -19,13 +18,6 @@ PLAIN = {"tools": 2, "code": 2, "terminal": 4}
 tools = STUDIES["tools"]
 
 
-def configs(workdir, study=tools):
-    for run, overrides in study.runs().items():
-        config = study.get_config()
-        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
-        yield run, resolve(config)
-
-
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_run_learns_from_the_demonstrations_of_the_study_and_starts_from_a_run_before_it(
     name, tmp_path, monkeypatch
@@ -33,7 +25,7 @@ def test_every_run_learns_from_the_demonstrations_of_the_study_and_starts_from_a
     monkeypatch.setattr(STUDIES[name], "DEMONSTRATIONS", 20)
     STUDIES[name].prepare(tmp_path)
     before = set()
-    for run, config in configs(tmp_path, STUDIES[name]):
+    for run, config in run_configs(STUDIES[name].STUDY, tmp_path).items():
         assert (config.init_from in before) == (run.partition("_")[2] != "sft"), run
         for teacher, source in config.data.sources.items():
             records = [json.loads(line) for line in Path(source.path).read_text().splitlines()]
@@ -52,7 +44,7 @@ def test_an_episodes_calls_are_those_that_the_model_writes():
 def results(record):
     """Made-up results: ``record(run, seed)``."""
     made = {}
-    for run, config in configs("runs"):
+    for run, config in run_configs(tools.STUDY, "runs").items():
         curves = [{"step": step, "seconds": 60.0 * step, "accuracy": 0.5} for step in (1, 2)]
         made[run] = RunResult(config, curves, 0, record(run.partition("_")[2], config.train.seed))
     return made

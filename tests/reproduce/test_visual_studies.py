@@ -13,20 +13,13 @@ from k2jax.data.images.places import NOWHERE
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
-from k2jax.reproduce.study import _placed, check_held_out
+from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Reward
 
 fusion, video, zero_vision, visual_rl = map(load_study_file, ("fusion", "video", "zero_vision", "visual_rl"))
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
-
-
-def configs(study, workdir="runs"):
-    for run, overrides in study.runs().items():
-        config = study.get_config()
-        config.update_from_flattened_dict({key: _placed(value, workdir) for key, value in overrides.items()})
-        yield run, resolve(config)
 
 
 def rendered(config, record):
@@ -36,7 +29,7 @@ def rendered(config, record):
 
 
 def test_the_three_ways_of_fusion_have_equal_shares_of_images_over_the_run():
-    for run, config in configs(fusion):
+    for run, config in run_configs(fusion.STUDY, "runs").items():
         images = config.data.images
         lengths = np.diff([*images.share_from, 1.0])
         assert np.dot(lengths, images.share) == pytest.approx(0.1), run
@@ -66,7 +59,7 @@ def test_a_picture_may_have_the_right_colour_under_the_wrong_name():
 
 def test_the_summary_of_fusion_says_who_is_ahead_on_how_many_seeds():
     made = {}
-    for run, config in configs(fusion):
+    for run, config in run_configs(fusion.STUDY, "runs").items():
         name, seed = run.partition("_")[2], config.train.seed
         text = {"early": 1.0, "mid": 1.1, "late": 1.3 if seed else 0.9}[name]
         common = {fusion.IMAGES: 0.5, "tokens": 1000}
@@ -83,7 +76,7 @@ def test_the_summary_of_fusion_says_who_is_ahead_on_how_many_seeds():
 def test_the_three_ways_of_video_spend_equal_tokens_on_a_clip_and_show_what_they_say(monkeypatch):
     monkeypatch.setattr(video, "CLIPS", 6)
     ways = {}
-    for run, config in list(configs(video))[: len(video.LABELS)]:
+    for run, config in list(run_configs(video.STUDY, "runs").items())[: len(video.LABELS)]:
         name = run.partition("_")[2]
         ways[name] = [rendered(config, record) for record in video._conversations(name)]
     asked = {name: [int((~each.trained).sum()) for each in own] for name, own in ways.items()}
@@ -100,7 +93,7 @@ def test_the_three_ways_of_video_spend_equal_tokens_on_a_clip_and_show_what_they
 def test_an_answer_about_a_clip_says_first_what_each_chunk_shows(name):
     for index in range(40):
         sample, _ = video.clip_of(name, index)
-        seen, _, answer = video.told(sample).partition(": ")
+        seen, _, answer = video.worked_answer(sample).partition(": ")
         chunks = seen.split(",")
         assert answer == sample.answer and len(chunks) == video.CHUNKS
         if sample.kind == "way":
@@ -114,7 +107,7 @@ def test_an_answer_about_a_clip_says_first_what_each_chunk_shows(name):
 
 def test_two_clips_fill_a_row_under_both_budgets(monkeypatch):
     monkeypatch.setattr(video, "CLIPS", 8)
-    for run, config in list(configs(video))[: len(video.LABELS)]:
+    for run, config in list(run_configs(video.STUDY, "runs").items())[: len(video.LABELS)]:
         for record in video._conversations(run.partition("_")[2]):
             each = rendered(config, record)
             assert 2 * len(each.ids) <= config.data.sequence_length
@@ -124,7 +117,7 @@ def test_two_clips_fill_a_row_under_both_budgets(monkeypatch):
 def test_video_is_compared_seed_by_seed():
     shares = {"short": 0.9, "pooled": 0.8, "sampled": 0.5}
     made = {}
-    for run, config in configs(video):
+    for run, config in run_configs(video.STUDY, "runs").items():
         share = shares[run.partition("_")[2]] + 0.01 * config.train.seed
         made[run] = RunResult(config, [{"step": 1, "val_loss": 0.5}], 0, {"way": share, "first": share - 0.1})
     text = video.summarize(made).markdown
@@ -136,7 +129,7 @@ def test_every_run_of_zero_vision_learns_from_a_file_of_the_study_and_starts_fro
     for name in ("SAMPLES", "QUESTIONS"):
         monkeypatch.setattr(zero_vision, name, 8)
     zero_vision.prepare(tmp_path)
-    for run, config in configs(zero_vision, tmp_path):
+    for run, config in run_configs(zero_vision.STUDY, tmp_path).items():
         seed, _, name = run.partition("_")
         assert config.init_from == (None if name == "joint" else str(tmp_path / f"{seed}_joint"))
         path = tmp_path / f"{name}.jsonl"
@@ -170,7 +163,7 @@ def test_an_answer_is_right_by_its_number_and_seen_by_its_form():
 
 def test_zero_vision_is_compared_seed_by_seed():
     made = {}
-    for run, config in configs(zero_vision):
+    for run, config in run_configs(zero_vision.STUDY, "runs").items():
         name = run.partition("_")[2]
         share = {"joint": 0.0, "zero_vision": 0.5, "visual_narrow": 0.25, "visual": 0.75}[name]
         share += config.train.seed / 100
@@ -196,7 +189,7 @@ def test_rewards_are_means_by_kind_and_way():
 
 def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
     made = {}
-    for run, config in configs(visual_rl):
+    for run, config in run_configs(visual_rl.STUDY, "runs").items():
         gain = 0.0 if run in ("described", "start") else 0.2 + 0.1 * config.train.seed
         shares = {"pictures/count": 0.4 + gain, "pictures/read": 0.2 + gain / 2, "add2": 0.9 - gain / 10}
         evaluation = {f"{kind}/{way}": share for kind, share in shares.items() for way in ("greedy", "sampled")}
@@ -210,7 +203,7 @@ def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
 
 
 def test_visual_rewards_start_from_the_run_with_text_and_see_the_same_pictures():
-    runs = dict(configs(visual_rl))
+    runs = run_configs(visual_rl.STUDY, "runs")
     described, start = runs.pop("described"), runs.pop("start")
     assert described.init_from is None and start.init_from == "runs/described"
     asked = [{kind for each in config.data.sources.values() for kind in each.pictures} for config in (described, start)]

@@ -29,6 +29,7 @@ METHODS = LOGPROBS | {
     "rl.loss.ptx_rows": 2,
     "rl.record_masks": True,
     "rl.critic.share": 0.5,
+    "rl.tasks.low.judge_weight": 0.5,
     "rl.critic.format": "compact",
     "rl.critic.max_tokens": 6,
     "rl.eval_prompts": 2,

@@ -2,10 +2,8 @@
 
 import os
 from pathlib import Path
-import random
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -31,19 +29,6 @@ def run_to_the_end(config_file, workdir, *more):
     process = start(config_file, workdir, *more)
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, stderr
-
-
-def kill_and_resume(config_file, workdir, times):
-    """Kills the command so often, each time within 4 s of its first record or its start, and then lets it end."""
-    for _ in range(times):
-        process, deadline = start(config_file, workdir), time.monotonic() + SECONDS
-        while not (workdir / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.02)
-        time.sleep(random.random() * 4)
-        process.kill()
-        process.communicate()
-    run_to_the_end(config_file, workdir)
 
 
 def results(workdir):

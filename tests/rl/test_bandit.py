@@ -68,6 +68,7 @@ def test_a_step_raises_the_rewarded_arm_of_a_table_and_lowers_the_other(name):
     assert (np.sign(after - old) == advantages).all()
 
 
+@pytest.mark.slow
 def test_a_training_step_raises_rewarded_arms_sampled_at_different_temperatures(tmp_path):
     config = tiny(tmp_path, **{"train.batch_size": 8, "optimizer.schedule.warmup_steps": 0})
     program, length, rng = (

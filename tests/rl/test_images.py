@@ -28,7 +28,7 @@ from k2jax.convert.loading import load_pretrained
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.drawings.canvas import COLOURS
-from k2jax.drawings.synthetic import BASIC_KINDS, synthetic_sample
+from k2jax.drawings.synthetic import synthetic_sample
 from k2jax.errors import UserError
 from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.media import content_digest
@@ -46,11 +46,11 @@ from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.train.program import Program
 from k2jax.trajectory import verify
-from k2jax.trajectory.encoding import encode
 from k2jax.trajectory.store import TrajectoryStore
 from tests.agents.gateway.repository import SMALL_AGENT, small_agent, write_agent
 from tests.agents.gateway.repository import task as repository_task
 from tests.agents.sandbox.backends import backend
+from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import register, tiny_config
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
@@ -74,6 +74,7 @@ def seeing(**overrides):
     config.rl.rollout.max_length = 120
     config.train.steps = 2
     config.checkpoint.every = 1
+    config.rl.update({"eval_prompts": 2, "eval_samples": 1})
     config.update_from_flattened_dict(overrides)
     return resolve(config)
 
@@ -91,9 +92,9 @@ def asked(image, text="How many?"):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The workdir of a run of two iterations, with the marks of what its updates leave out."""
+    """The workdir of a run of two iterations."""
     workdir = tmp_path_factory.mktemp("seeing") / "run"
-    assert train(seeing(**{"rl.record_masks": True}), workdir) == 0
+    assert train(seeing(), workdir) == 0
     return workdir
 
 
@@ -120,16 +121,15 @@ def params_of(workdir, step):
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
 
 
-def test_an_iteration_that_is_repeated_after_a_resume_is_the_same_to_the_bit(finished, tmp_path):
-    resumed = tmp_path / "resumed"
-    shutil.copytree(finished, resumed)
+@pytest.mark.slow
+def test_an_iteration_that_is_repeated_after_a_resume_is_the_same_to_the_bit(tmp_path):
+    """With the marks of what its updates leave out."""
+    config, whole, resumed = seeing(**{"rl.record_masks": True}), tmp_path / "whole", tmp_path / "resumed"
+    assert train(config, whole) == 0
+    shutil.copytree(whole, resumed)
     shutil.rmtree(resumed / "checkpoints" / "2")
-    assert train(seeing(**{"rl.record_masks": True}), resumed) == 0
-    expected = params_of(finished, 2)
-    for name, value in params_of(resumed, 2).items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
-    runs = [TrajectoryStore(workdir / "trajectories").read(2) for workdir in (finished, resumed)]
-    assert [encode(each) for each in runs[0]] == [encode(each) for each in runs[1]]
+    assert train(config, resumed) == 0
+    assert_equal_runs(resumed, whole)
 
 
 def test_a_checkpoint_is_evaluated_on_held_out_pictures(finished):
@@ -163,10 +163,30 @@ def two_pictures(first, second):
     return Task("t", "d", (asked(picture(first)),), "", metadata={"second": second})
 
 
+def processor():
+    return ImageProcessor(seeing().model.vision)
+
+
+def reader(**limits):
+    return ImageReader(processor(), TOKENIZER, MediaLimits(**limits))
+
+
+def digest_of(number):
+    return content_digest(processor().image(picture(number)))
+
+
+def options_of(media, tokens=8, first=0, sample=0):
+    """What an episode needs besides its task."""
+    key = EpisodeKey("train", 1, first, sample)
+    return {"key": key, "seed": 0, "sampling": Sampling(tokens), "media": media}
+
+
 class Watching(ScriptedClient):
     """Keeps what it was shown."""
 
-    shown: list
+    def __init__(self, reply):
+        super().__init__(reply)
+        self.shown = []
 
     async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
         self.shown.append((list(prompt), media))
@@ -176,19 +196,16 @@ class Watching(ScriptedClient):
 def episode(first, second, sample=0, answer=(PAD, 70, PAD)):
     """An episode with two pictures, whose policy also writes pads, and what its client was shown."""
     client = Watching(lambda prompt, sampling: [*answer, 80 + sample, CHAT.end])
-    client.shown = []
-    about = two_pictures(first, second)
-    reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
-    options = {"key": EpisodeKey("train", 1, first, sample), "seed": 0, "sampling": Sampling(8), "media": reader}
-    ran = run_episode(about, client, CHAT, TOKENIZER, TwoPictures(), **options)
-    return asyncio.run(ran), client.shown, reader
+    media = reader()
+    options = options_of(media, first=first, sample=sample)
+    ran = run_episode(two_pictures(first, second), client, CHAT, TOKENIZER, TwoPictures(), **options)
+    return asyncio.run(ran), client.shown, media
 
 
 def test_each_turn_is_shown_all_pictures_before_it_and_pads_that_the_policy_wrote_stand_for_none():
     trajectory, shown, _ = episode(0, 1)
     assert trajectory.status == "finished", trajectory.error
-    processor = ImageProcessor(seeing().model.vision)
-    digests = [content_digest(processor.image(picture(number))) for number in (0, 1)]
+    digests = [digest_of(number) for number in (0, 1)]
     assert [[placed.digest for placed in media] for _, media in shown] == [digests[:1], digests]
     for prompt, media in shown:
         places = [place for placed in media for place in range(placed.start, placed.stop)]
@@ -209,27 +226,17 @@ def test_a_policy_that_sees_the_picture_of_a_sandbox_may_also_compute_with_it():
         return [*TOKENIZER.encode(re.search(r"\d+$", said)[0] if called else f"!python {cell}"), chat.end]
 
     client = Watching(say)
-    client.shown = []
-    options = {"key": EpisodeKey("train", 1, 0, 0), "seed": 0, "sampling": Sampling(400)}
-    reader = ImageReader(ImageProcessor(seeing().model.vision), TOKENIZER)
     environment = NamedFilesEnvironment(Services(lambda: backend("bubblewrap")))
-    ran = asyncio.run(run_episode(about, client, chat, TOKENIZER, environment, media=reader, **options))
+    ran = asyncio.run(run_episode(about, client, chat, TOKENIZER, environment, **options_of(reader(), 400)))
     assert (ran.status, verify(ran)) == ("finished", []), ran.error
     assert verifiers.get(about.verifier)(about, ran.answer).value == 1
-    digest = content_digest(ImageProcessor(seeing().model.vision).image(data_url_image(about)))
+    digest = content_digest(processor().image(data_url_image(about)))
     assert [[placed.digest for placed in media] for _, media in client.shown] == [[digest]] * 2
 
 
 def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once():
-    processor, options = (
-        ImageProcessor(seeing().model.vision),
-        {"key": EpisodeKey("train", 1, 0, 0), "seed": 0, "sampling": Sampling(8)},
-    )
-
     def run(second, most):
-        client = Watching(lambda prompt, sampling: [80, CHAT.end])
-        client.shown = []
-        options["media"] = ImageReader(processor, TOKENIZER, MediaLimits(patches=most))
+        client, options = Watching(lambda prompt, sampling: [80, CHAT.end]), options_of(reader(patches=most))
         return asyncio.run(run_episode(two_pictures(0, second), client, CHAT, TOKENIZER, TwoPictures(), **options))
 
     assert run(0, 36).status == run(1, 72).status == "finished"
@@ -239,7 +246,7 @@ def test_an_episode_ends_where_its_pictures_fill_a_row_and_equal_ones_count_once
         run(0, 35)
 
 
-def episode_of_agent(tmp_path, messages, reader):
+def episode_of_agent(tmp_path, messages, media):
     """An episode of an agent whose requests show these contents, and what its client was shown."""
     script = SMALL_AGENT.replace('"content": task}', f'"content": json.loads({json.dumps(messages[0])!r})}}')
     if len(messages) > 1:
@@ -248,43 +255,34 @@ def episode_of_agent(tmp_path, messages, reader):
     agent = small_agent(files={"${home}/agent.py": script.replace("$", "$$")})
     chat, replies = configured_chat(TOKENIZER, "compact"), iter(["$pwd", "ok"])  # plain ones have no system message
     client = Watching(lambda prompt, sampling: [*TOKENIZER.encode(next(replies)), chat.end])
-    client.shown = []
     path = write_agent(tmp_path / "agent.json", agent)
     about = dataclasses.replace(repository_task(), scaffold=f"black_box agent={path}")
-    options = {"key": EpisodeKey("train", 1, 0, 0), "seed": 0, "sampling": Sampling(40), "media": reader}
     environment = FilesEnvironment(Services(lambda: backend("bubblewrap")))
-    ran = run_episode(about, client, chat, TOKENIZER, environment, **options)
+    ran = run_episode(about, client, chat, TOKENIZER, environment, **options_of(media, 40))
     return asyncio.run(ran), client.shown
 
 
 def test_what_an_agent_behind_the_gateway_shows_is_seen_and_trained_on(tmp_path):
-    processor = ImageProcessor(seeing().model.vision)
-    reader = ImageReader(processor, TOKENIZER)
-    trajectory, shown = episode_of_agent(tmp_path, [asked(picture(2))["content"]], reader)
+    trajectory, shown = episode_of_agent(tmp_path, [asked(picture(2))["content"]], reader())
     assert trajectory.status == "finished" and len(shown) == 2, trajectory.error
-    digest = content_digest(processor.image(picture(2)))
-    (response,) = training_responses(TrainingSample(trajectory, 1.0), "unique", None, reader)
+    (response,) = training_responses(TrainingSample(trajectory, 1.0), "unique", None, reader())
     for media in (*(media for _, media in shown), response.paths[0].media):
-        assert [placed.digest for placed in media] == [digest] and media[0].start == shown[0][1][0].start
+        assert [placed.digest for placed in media] == [digest_of(2)] and media[0].start == shown[0][1][0].start
 
 
 def test_an_agent_that_shows_more_than_a_row_is_truncated_unless_its_task_alone_is_more(tmp_path):
     contents = [asked(picture(number))["content"] for number in (0, 1)]
-    processor = ImageProcessor(seeing().model.vision)
-    allowed = [ImageReader(processor, TOKENIZER, MediaLimits(patches=most)) for most in (72, 71, 35)]
-    whole, cut = (episode_of_agent(tmp_path, contents, reader)[0] for reader in allowed[:2])
+    whole, cut = (episode_of_agent(tmp_path, contents, reader(patches=most))[0] for most in (72, 71))
     assert (whole.status, len(whole.leaves())) == ("finished", 1) and whole.sampled_tokens > cut.sampled_tokens > 0
     assert cut.status == "truncated" and cut.metadata["agent"]["ended_by"] == "context"
     with pytest.raises(UserError, match="first request of the agent small is refused: images of 36 patches, more than"):
-        episode_of_agent(tmp_path, contents, allowed[2])
+        episode_of_agent(tmp_path, contents, reader(patches=35))
 
 
 def test_a_model_of_text_is_shown_no_picture():
     about = Task("t", "d", (asked(picture(0)),), "")
     client = ScriptedClient(lambda prompt, sampling: [CHAT.end])
-    ran = run_episode(
-        about, client, CHAT, TOKENIZER, SingleTurn(), key=EpisodeKey("train", 1, 0, 0), seed=0, sampling=Sampling(8)
-    )
+    ran = run_episode(about, client, CHAT, TOKENIZER, SingleTurn(), **options_of(None))
     with pytest.raises(UserError, match="reads text alone"):
         asyncio.run(ran)
 
@@ -294,13 +292,10 @@ def test_rows_hold_every_picture_once_and_every_pad_stands_for_its_own(layout):
     samples, pictures = [], {}
     for first, seconds in ((0, (1, 2, 1)), (3, (4, 4, 5))):
         for sample, second in enumerate(seconds):
-            trajectory, _, reader = episode(first, second, sample)
+            trajectory, _, media = episode(first, second, sample)
             samples.append(TrainingSample(trajectory, 1.0 - sample))
             pictures[id(trajectory)] = first, second
-    images = ImageSource(reader, 5 * 36)
-    packed = pack(samples, 256, PackingConfig(layout), images=images)
-    processor = ImageProcessor(seeing().model.vision)
-    seen = 0
+    packed, seen = pack(samples, 256, PackingConfig(layout), images=ImageSource(media, 5 * 36)), 0
     for row in packed.rows:
         contents = [content_digest(chunk) for chunk in row.patches]
         assert len(set(contents)) == len(contents) and sum(chunk.patches for chunk in row.patches) <= 5 * 36
@@ -314,38 +309,31 @@ def test_rows_hold_every_picture_once_and_every_pad_stands_for_its_own(layout):
             part = feature_T[observed_T[9 * number : 9 * number + 9]]
             owner = owner_of[part]
             assert (owner == owner[0]).all() and (np.diff(part) == 1).all()
-            assert contents_of(row, owner[0]) == content_digest(processor.image(picture(name)))
+            assert content_digest(row.patches[owner[0]]) == digest_of(name)
             seen += 1
     assert seen == 12
     if layout == "tree":  # pictures of one size have the same pads, and are different branches
         assert packed.stored_tokens < packed.path_tokens
 
 
-def contents_of(row, number):
-    return content_digest(row.patches[number])
-
-
 @pytest.mark.parametrize("layout", ["paths", "tree"])
 def test_log_probabilities_of_rows_are_those_of_the_engine_and_others_without_their_pictures(layout):
     config = seeing(**{"data.sequence_length": 256, "data.images.patches": 5 * 36, "train.compute_dtype": "float32"})
-    program, reader = Program(config), ImageReader(ImageProcessor(config.model.vision), TOKENIZER)
+    program, media = Program(config), reader()
     # Larger weights, so that pictures matter to a model that has not learnt.
     params = jax.tree.map(lambda leaf: 4 * leaf, program.init().params)
     client = LockstepClient(Engine(config.model, params, slots=4, max_length=256))
-    options = {"seed": 0, "sampling": Sampling(12, temperature=0.8), "media": reader}
 
     def sampled_episode(place, first, second):
-        about = two_pictures(first, second)
-        return run_episode(
-            about, client, CHAT, TOKENIZER, TwoPictures(), key=EpisodeKey("train", 1, first, place), **options
-        )
+        options = options_of(media, first=first, sample=place) | {"sampling": Sampling(12, temperature=0.8)}
+        return run_episode(two_pictures(first, second), client, CHAT, TOKENIZER, TwoPictures(), **options)
 
     async def sample_all():
         pairs = [(0, 1), (0, 2), (0, 1), (3, 4), (3, 4), (3, 5)]
         return await client.gather(*(sampled_episode(place, *pair) for place, pair in enumerate(pairs)))
 
     samples = [TrainingSample(trajectory, 1.0) for trajectory in asyncio.run(sample_all())]
-    rows = pack(samples, 256, PackingConfig(layout), images=ImageSource(reader, 5 * 36)).rows
+    rows = pack(samples, 256, PackingConfig(layout), images=ImageSource(media, 5 * 36)).rows
     score = ScoringPass(config, program.mesh).score_rows
     sampled = np.stack([row.targets.mask > 0 for row in rows])
     recorded = np.stack([row.targets.behavior_logprob for row in rows])[sampled]
@@ -364,9 +352,9 @@ def _turned(feature_S):
 
 
 def test_a_batch_has_the_patches_of_all_its_rows_and_padding_has_none():
-    trajectory, _, reader = episode(0, 1)
+    trajectory, _, media = episode(0, 1)
     config = seeing()
-    packed = pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(reader, 288))
+    packed = pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(media, 288))
     sharding = Program(config).batch_sharding()
     images = image_batches(sharding, config.model.vision)
     batch = batch_of(packed.rows, padding_like(packed.rows[0]), sharding.rows, images)
@@ -375,9 +363,9 @@ def test_a_batch_has_the_patches_of_all_its_rows_and_padding_has_none():
 
 
 def test_a_response_whose_pictures_fit_no_row_is_named():
-    trajectory, _, reader = episode(0, 1)
+    trajectory, _, media = episode(0, 1)
     with pytest.raises(ValueError, match="images of 72 patches does not fit a row of 160 and 40 patches"):
-        pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(reader, 40))
+        pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(media, 40))
 
 
 def test_pictures_of_one_size_are_different_branches_of_a_tree():
@@ -393,35 +381,19 @@ def test_pictures_of_one_size_are_different_branches_of_a_tree():
         assert shared == (before if tokens == 2 else packed.path_tokens // 2)
 
 
+NOT_BUILT = r"config\.rl\..* is not built for a model with vision"
+DRAWN = {"data.sources": {"drawn": source(kind="synthetic_images", side=64)}}
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "words"),
     [
-        {"rl.loss.mcla.passes": 2, "rl.loss.old": "recompute"},
-        {"rl.distill.weight": 0.5, "rl.distill.teachers": ("a=somewhere",)},
-        {"rl.critic.share": 0.5, "rl.critic.max_tokens": 8},
+        ({"rl.loss.mcla.passes": 2, "rl.loss.old": "recompute"}, NOT_BUILT),
+        ({"rl.distill.weight": 0.5, "rl.distill.teachers": ("a=somewhere",)}, NOT_BUILT),
+        ({"rl.critic.share": 0.5, "rl.critic.max_tokens": 8}, NOT_BUILT),
+        (DRAWN | {"rl.loss.ptx": 0.1, "rl.loss.ptx_rows": 2}, r"config\.rl\.loss\.ptx learns .*\.drawn has images"),
     ],
-    ids=lambda overrides: next(iter(overrides)),
 )
-def test_what_is_not_built_for_images_is_refused_by_its_key(tmp_path, overrides):
-    with pytest.raises(UserError, match=r"config\.rl\..* is not built for a model with vision"):
+def test_what_is_not_built_for_images_is_refused_by_its_key(tmp_path, overrides, words):
+    with pytest.raises(UserError, match=words):
         train(seeing(**overrides), tmp_path / "run")
-
-
-def test_ptx_on_images_is_refused_by_its_key(tmp_path):
-    config = tiny_config()
-    config.data.sources = {"drawn": source(kind="synthetic_images", side=64)}
-    overrides = {"rl.loss.ptx": 0.1, "rl.loss.ptx_rows": 2, "data.sources": config.data.sources}
-    with pytest.raises(UserError, match=r"config\.rl\.loss\.ptx learns from text alone, and .*\.drawn has images"):
-        train(seeing(**overrides), tmp_path / "run")
-
-
-def test_pictures_are_tasks_with_their_truth():
-    tasks = list(load_tasks("pictures", ("count=8", "side=64")))
-    assert [each.domain for each in tasks] == [f"pictures/{kind}" for kind in BASIC_KINDS] * 2
-    for number, each in enumerate(tasks):
-        sample = synthetic_sample(0, number, kind=BASIC_KINDS[number % len(BASIC_KINDS)], size=(64, 64))
-        assert each.instruction[0]["content"][0]["image_url"]["url"] == data_url(sample.image)
-        truth = {"count": sample.answer.rpartition("=")[2], "locate": str(sample.boxes.tolist())}
-        assert str(each.metadata["truth"]) == truth.get(sample.kind, sample.answer)
-    with pytest.raises(UserError, match="did you mean"):
-        list(load_tasks("pictures", ("kinds=cuont",)))

@@ -17,18 +17,16 @@ from k2jax.rl.loop import train
 from k2jax.rl.sync import offload
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.sync.stored_weights import load_current
-from k2jax.rl.sync.weight_sync import StaleWeightsError, WeightSync
+from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
-from tests.rl.runs import assert_equal_runs, kill_and_resume
-from tests.rl.tiny import CONFIG_FILE, tiny
+from tests.rl.runs import assert_equal_runs
+from tests.rl.tiny import tiny
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rl")
-    (folder / "config.py").write_text(CONFIG_FILE)
-    return folder
+    return tmp_path_factory.mktemp("rl")
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +85,6 @@ def test_trajectories_are_consistent_and_record_the_temperature_and_version_of_e
             assert node.temperature == np.float32(temperature) and set(node.versions) == {step - 1}
 
 
-def test_killed_at_random_moments_and_resumed_ends_bit_identical(folder, finished):
-    kill_and_resume(folder / "config.py", folder / "killed", times=1)
-    assert_equal_runs(folder / "killed", finished)
-
-
 @pytest.mark.slow
 def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder, monkeypatch):
     """With a cap a response takes several iterations; the checkpoint holds what is unfinished."""
@@ -102,19 +95,19 @@ def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder,
         "rl.tasks.low.temperature_decay": 0.0,
     }
     assert train(tiny(**capped, **constant), folder / "capped") == 0
-    assert train(tiny(**capped | {"train.steps": 4}, **constant), folder / "resumed") == 0
-    assert train(tiny(**capped, **constant), folder / "resumed") == 0
-    assert_equal_runs(folder / "resumed", folder / "capped")
+    assert train(tiny(**capped | {"train.steps": 4}, **constant), folder / "half") == 0
+    assert train(tiny(**capped, **constant), folder / "half") == 0
+    assert_equal_runs(folder / "half", folder / "capped")
     # Killed before its last checkpoint is there, it asks for no verdict again, of groups that began before it neither.
-    store = TrajectoryStore(folder / "resumed" / "trajectories")
+    store = TrajectoryStore(folder / "half" / "trajectories")
     waiting = [trajectory for step in (5, 6) for trajectory in store.read(step) if trajectory.key[0] <= 4]
     assert waiting
     for step in (5, 6):
         store.path(step).unlink()
-    shutil.rmtree(folder / "resumed" / "checkpoints" / "6")
+    shutil.rmtree(folder / "half" / "checkpoints" / "6")
     monkeypatch.setattr(VerifierPool, "score", None)
-    assert train(tiny(**capped, **constant), folder / "resumed") == 0
-    assert_equal_runs(folder / "resumed", folder / "capped")
+    assert train(tiny(**capped, **constant), folder / "half") == 0
+    assert_equal_runs(folder / "half", folder / "capped")
     store, versions, responses = TrajectoryStore(folder / "capped" / "trajectories"), set(), 0
     for step in store.steps():
         for trajectory in store.read(step):
@@ -129,8 +122,15 @@ def test_partial_rollouts_go_on_after_a_resume_as_if_there_had_been_none(folder,
     assert max(record["stale_tokens"] for record in records) > 0
 
 
-def test_states_at_rest_and_published_weights_change_nothing(folder, finished, monkeypatch):
-    """What engines in other processes find at the end of the run are the weights of its last checkpoint."""
+def interrupted(finished, workdir):
+    """A copy of the finished run as a kill before its last checkpoint leaves it."""
+    shutil.copytree(finished, workdir)
+    shutil.rmtree(workdir / "checkpoints" / "4")
+    return workdir
+
+
+def test_resumed_with_states_at_rest_and_published_weights_it_ends_bit_identical(folder, finished, monkeypatch):
+    """What engines in other processes read at the end of the run are the weights of its last checkpoint."""
     kept = {}
 
     def remove(self, remove=CheckpointEngine.remove):
@@ -140,7 +140,7 @@ def test_states_at_rest_and_published_weights_change_nothing(folder, finished, m
 
     monkeypatch.setattr(CheckpointEngine, "remove", remove)
     monkeypatch.setattr(offload, "has_host_memory", lambda platform: True)  # also on a CPU
-    workdir = folder / "shared"
+    workdir = interrupted(finished, folder / "resumed")
     assert train(tiny(**{"rl.rollout.offload_state": True, "rl.rollout.publish": True}), workdir) == 0
     assert_equal_runs(workdir, finished)
     _, params = from_pretrained(str(workdir))
@@ -148,17 +148,11 @@ def test_states_at_rest_and_published_weights_change_nothing(folder, finished, m
     np.testing.assert_array_equal(kept[4]["embed"], params["embed"])
 
 
-def test_a_skipped_push_of_the_weights_is_caught_at_once(folder, monkeypatch):
-    push = WeightSync.push
-    monkeypatch.setattr(WeightSync, "push", lambda self, params, step: push(self, params, step) if step < 2 else _old())
-    with pytest.raises(StaleWeightsError, match=r"version 1 .* trainer is at version 2"):
-        train(tiny(), folder / "stale")
-
-
-def _old():
-    from k2jax.rl.sync.weight_sync import SyncStats
-
-    return SyncStats(1.0, 1, "", 0)
+def test_a_skipped_push_of_the_weights_is_caught_at_once(folder, finished, monkeypatch):
+    push, old = WeightSync.push, SyncStats(1.0, 1, "", 0)
+    monkeypatch.setattr(WeightSync, "push", lambda self, params, step: push(self, params, step) if step < 3 else old)
+    with pytest.raises(StaleWeightsError, match=r"version 2 .* trainer is at version 3"):
+        train(tiny(), interrupted(finished, folder / "stale"))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +171,7 @@ def test_mistakes_are_one_line(folder, overrides, words):
     assert not (folder / "refused" / "checkpoints").exists() or not committed_steps(folder / "refused")
 
 
-@pytest.mark.parametrize("key", ["rl.rollout.samples", "rl.tasks.low.max_tokens", "rl.updates"])
+@pytest.mark.parametrize("key", ["rl.rollout.samples", "rl.tasks.low.max_tokens", "rl.updates", "rl.toggle.samples"])
 def test_what_decides_the_rollouts_cannot_change_within_a_workdir(finished, key):
     with pytest.raises(UserError, match=f"holds another run: config.{key} is"):
         train(tiny(**{key: 3}), finished)

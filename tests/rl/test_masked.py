@@ -1,9 +1,8 @@
 """Samples that the infrastructure failed are counted aloud, and a run of which nothing else is left stops."""
 
-import numpy as np
 import pytest
 
-from k2jax.agents.environment import Environment, Observation, Step
+from k2jax.agents.environment import Environment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.registry import environments
 from k2jax.errors import UserError
@@ -12,7 +11,6 @@ from k2jax.rl.failures import PATIENCE, FailureGuard, masked_words
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.loop import train
 from k2jax.trajectory import Reward, Trajectory
-from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.tiny import tiny
 
 
@@ -24,23 +22,6 @@ class Broken(Environment):
 
     async def close(self):
         pass
-
-
-class Counting(Environment):
-    """Counts how many of its kind are open; an episode ends with the first answer."""
-
-    open, most = 0, 0
-
-    async def reset(self, task, seed):
-        Counting.open += 1
-        Counting.most = max(Counting.most, Counting.open)
-        return Observation(task.instruction)
-
-    async def step(self, action):
-        return Step(Observation(), terminated=True)
-
-    async def close(self):
-        Counting.open -= 1
 
 
 def group(*errors):
@@ -85,19 +66,3 @@ def test_a_run_whose_environments_never_begin_stops_with_their_reason_and_keeps_
         train(config, tmp_path / "run")
     assert "step 1: 16 of 16 samples were masked" in capsys.readouterr().out
     assert [record["step"] for record in read_metrics(tmp_path / "run")] == list(range(1, PATIENCE))
-
-
-def test_episodes_start_in_groups_of_the_concurrency_and_sample_the_same(tmp_path):
-    environments.add("counting", "tests.rl.test_masked:Counting")
-    answers = []
-    for name, concurrency in (("all", 0), ("some", 6)):
-        Counting.most = 0
-        overrides = {"rl.tasks.low.environment": "counting", "rl.eval_prompts": 0, "train.steps": 1}
-        config = tiny(**overrides, **{"rl.rollout.concurrency": concurrency})
-        assert train(config, tmp_path / name) == 0
-        assert Counting.open == 0 and Counting.most == (concurrency or 16)
-        kept = TrajectoryStore(tmp_path / name / "trajectories").read(1)
-        answers.append([trajectory.path_tokens(trajectory.leaves()[0]) for trajectory in kept])
-    assert len(answers[0]) == 16
-    for one, other in zip(*answers, strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -8,13 +8,13 @@ import pytest
 from k2jax.agents.mixture import TaskMixture
 from k2jax.checkpoint.extra import decode, encode
 from k2jax.config import resolve
+from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.rl.methods import METHODS, Method, Methods, Parts
 from k2jax.rl.methods.mcla import MCLA
 from k2jax.rl.methods.toggle import Toggle
 from k2jax.rl.updates import Trainer
 from tests.rl import methods
-from tests.rl.runs import assert_equal_runs, kill_and_resume
 from tests.rl.tiny import tiny
 
 HOOKS = [name for name in vars(Method) if not name.startswith("_")]
@@ -25,25 +25,36 @@ def test_every_hook_is_used_by_a_method(hook):
     assert any(hook in vars(method) for method in METHODS)
 
 
-def test_log_pi_old_of_all_updates_is_that_of_the_weights_before_the_first(tmp_path, monkeypatch):
-    """A forward pass that returns the number of updates which its weights have seen."""
-    trained, update = [], Trainer.update
+def test_the_runs_that_are_killed_have_every_method(tmp_path, monkeypatch):
+    config = resolve(methods.config_of(str(tmp_path), monkeypatch.setattr))
+    assert [method.__name__ for method in METHODS if not method.used(config)] == []
 
-    def score(self, rows):
-        return np.full((len(rows), len(rows[0].tokens)), float(self.run.state.step), np.float32)
 
-    def note(self, number, rows):
-        sampled = [row.targets.mask > 0 for row in rows]
-        values = np.concatenate([row.targets.old_logprob[s] for row, s in zip(rows, sampled, strict=True)])
-        trained.append((number, {*values.tolist()}))
+def test_log_pi_old_of_all_updates_is_that_of_the_weights_before_the_first_and_the_engine_s(tmp_path, monkeypatch):
+    """Forward passes of a model without noise: each sees the weights of the iteration's beginning."""
+    score, update, events = Parts.score, Trainer.update, []
+
+    def scored(self, rows):
+        events.append(("score", int(self.run.state.step)))
+        return score(self, rows)
+
+    def trained(self, number, rows):
+        events.append(("update", number))
+        for row in rows:
+            apart = np.abs(row.targets.old_logprob - row.targets.behavior_logprob)
+            assert 0 < apart[row.targets.mask > 0].max() < 1e-4
         return update(self, number, rows)
 
-    monkeypatch.setattr(Parts, "score", score)
-    monkeypatch.setattr(Trainer, "update", note)
-    loss = {"rl.loss.old": "recompute", "rl.loss.mcla.passes": 2}
-    short = {"train.steps": 2, "rl.eval_prompts": 0, "rl.tasks.low.max_tokens": 20}
+    monkeypatch.setattr(Parts, "score", scored)
+    monkeypatch.setattr(Trainer, "update", trained)
+    loss = {"rl.loss.old": "recompute", "rl.loss.mcla.passes": 2, "rl.loss.icepop.on": True}
+    short = {"train.steps": 2, "rl.eval_prompts": 0, "rl.tasks.low.max_tokens": 20, "train.compute_dtype": "float32"}
     assert train(tiny(**loss, **short), tmp_path / "run") == 0
-    assert trained[:3] == [(0, {0.0}), (1, {0.0}), (0, {2.0})]
+    passes = 2 * [("score", 0)], 2 * [("score", 2)]
+    assert events == [*passes[0], ("update", 0), ("update", 1), *passes[1], ("update", 0), ("update", 1)]
+    for record in read_metrics(tmp_path / "run"):
+        assert record["updates"] == 2 and record["mcla_std"] < 1e-5 and record["recompute_seconds"] > 0
+        assert record["tokens/mismatch"] < 1e-5 and record["tokens/zeroed"] == 0
 
 
 class _NoSampler:
@@ -82,12 +93,3 @@ def test_a_method_that_needs_no_update_ends_the_others():
 
     both = Methods([Skips(), Adds()])
     assert both.before_update(1, 0, ["row"]) == ["row", "more"] and both.before_update(1, 1, ["row"]) is None
-
-
-@pytest.mark.slow
-def test_killed_with_every_method_at_once_it_ends_bit_identical(tmp_path, monkeypatch):
-    methods.write_teachers(tmp_path)
-    (tmp_path / "config.py").write_text(methods.CONFIG_FILE.format(folder=str(tmp_path)))
-    assert train(resolve(methods.config_of(str(tmp_path), monkeypatch.setattr)), tmp_path / "finished") == 0
-    kill_and_resume(tmp_path / "config.py", tmp_path / "killed", times=3)
-    assert_equal_runs(tmp_path / "killed", tmp_path / "finished")

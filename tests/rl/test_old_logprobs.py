@@ -9,8 +9,6 @@ import pytest
 from k2jax.config import MCLAConfig, PackingConfig, PolicyLossConfig
 from k2jax.model import model_specs
 from k2jax.params import initialize
-from k2jax.report.metrics import read_metrics
-from k2jax.rl.loop import train
 from k2jax.rl.methods.mcla import MCLA
 from k2jax.rl.packing.repacking import repacked
 from k2jax.rl.packing.rows import empty_row, pack
@@ -70,7 +68,7 @@ def test_the_variance_of_the_mean_of_several_passes_falls_with_their_number(rows
     ones = [one_pass(scores[0.5], rows, seed) for seed in range(3 * REPEATS)]
     sigma2 = variance(ones)
     assert sigma2 > 1e-4
-    for passes in (2, 8):
+    for passes in (2, 4):
         notes = []
         old_logprobs = passes_of(scores[0.5], passes, notes)
         old, records = zip(*[old_logprobs.fill(step, [rows]) for step in range(REPEATS)], strict=True)
@@ -109,13 +107,3 @@ def test_the_packing_of_a_pass_is_a_function_of_seed_and_step(rows, scores):
     first, again, other = (passes_of(scores[0.5], 2).fill(step, [rows])[0][0] for step in (1, 1, 2))
     np.testing.assert_array_equal(leaf(first, "old_logprob"), leaf(again, "old_logprob"))
     assert (leaf(first, "old_logprob") != leaf(other, "old_logprob")).any()
-
-
-def test_a_run_trains_on_its_own_log_probabilities_which_are_the_engine_s(tmp_path):
-    overrides = {"old": "recompute", "icepop.on": True, "mcla.passes": 2}
-    short = {"train.steps": 1, "rl.eval_prompts": 0, "train.compute_dtype": "float32"}
-    config = tiny(**short, **{f"rl.loss.{key}": value for key, value in overrides.items()})
-    assert train(config, tmp_path / "run") == 0
-    record = read_metrics(tmp_path / "run")[-1]
-    assert record["updates"] == 2 and record["mcla_std"] < 1e-5 and record["recompute_seconds"] > 0
-    assert record["tokens/mismatch"] < 1e-5 and record["tokens/zeroed"] == 0

@@ -6,6 +6,7 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import verifiers
 from k2jax.drawings.synthetic import KINDS, synthetic_sample
 from k2jax.errors import UserError
+from k2jax.tasks.pictures.dataset import data_url
 
 WRONG = {
     "read": "",
@@ -28,7 +29,10 @@ def worth(task, answer):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_exact_answer_is_worth_1_and_a_wrong_one_nothing(kind):
     tasks = load_tasks("pictures", (f"kinds={kind}", "count=12"))
-    answers = [synthetic_sample(0, number, kind=kind).answer for number in range(len(tasks))]
+    samples = [synthetic_sample(0, number, kind=kind) for number in range(len(tasks))]
+    answers = [sample.answer for sample in samples]
+    shown = [task.instruction[0]["content"][0]["image_url"]["url"] for task in tasks]
+    assert shown == [data_url(sample.image) for sample in samples]
     assert {task.domain for task in tasks} == {f"pictures/{kind}"} and len(tasks) == 12
     for task, answer in zip(tasks, answers, strict=True):
         assert worth(task, answer) == pytest.approx(1)
@@ -52,6 +56,8 @@ def test_values_of_bars_are_worth_more_the_nearer_and_names_only_themselves():
     assert found == {"visual_count", "visual_words"}
 
 
-def test_pictures_that_are_too_small_for_a_kind_are_refused():
+def test_kinds_that_do_not_exist_and_pictures_that_are_too_small_for_one_are_refused():
+    with pytest.raises(UserError, match="did you mean"):
+        load_tasks("pictures", ("kinds=cuont",))
     with pytest.raises(UserError, match="chart, click need a side of 112 and a height of 84 pixels"):
         load_tasks("pictures", ("kinds=chart+click", "side=84"))

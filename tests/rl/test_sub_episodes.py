@@ -8,6 +8,7 @@ from k2jax.agents.environment import Step
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import spawned_seed, turn_seed
+from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.registry import environments
 from k2jax.agents.spawning import SPAWNED, Spawner
 from k2jax.agents.task import Task
@@ -16,21 +17,26 @@ from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.rl import episodes
 from k2jax.rl.episodes import Episodes
+from k2jax.rl.groups import PromptGroup
 from k2jax.rl.loop import train
 from k2jax.trajectory import Reward
 from k2jax.trajectory.store import TrajectoryStore
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client
 from tests.rl.critic.lenient import STOPS
-from tests.rl.tiny import register, tiny_config
+from tests.rl.tiny import register, tiny, tiny_config
 
 
 class Gathering(Client):
-    """A scripted client whose coroutines need no lockstep."""
+    """A scripted client whose coroutines need no lockstep, and the most requests that were open at a time."""
 
     def __init__(self, client: ScriptedClient):
-        self.client = client
+        self.client, self.open, self.most = client, 0, 0
 
     async def generate(self, prompt, sampling, **options):
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await asyncio.sleep(0)
+        self.open -= 1
         return await self.client.generate(prompt, sampling, **options)
 
     async def gather(self, *coroutines):
@@ -88,6 +94,18 @@ def test_sub_episodes_have_their_own_random_numbers_and_rewards_at_every_depth()
     paths = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
     seeds = {turn_seed(spawned_seed(7, KEY, path), KEY, 0) for path in paths}
     assert len(seeds) == 7 == len(scripted.calls) and {sampling.seed for _, sampling in scripted.calls} == seeds
+
+
+def test_episodes_start_in_groups_of_the_concurrency_and_sample_the_same():
+    prompts, calls = [DrawnTask("low", part(letter, letter)) for letter in "abcd"], {}
+    for concurrency, most in ((0, 16), (6, 6)):
+        client = Gathering(compact_client(lambda text: text))
+        config = tiny(**{"rl.rollout.concurrency": concurrency})
+        groups = [PromptGroup(place, (1, place), prompt, [None] * 4) for place, prompt in enumerate(prompts)]
+        asyncio.run(Episodes(config, client, COMPACT, BYTES, Judge()).run(1, groups))
+        assert client.most == most and all(each.reward for group in groups for each in group.trajectories)
+        calls[concurrency] = sorted((list(prompt), sampling.seed) for prompt, sampling in client.client.calls)
+    assert len(calls[0]) == 16 and calls[0] == calls[6]
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.agents.api.sample import CALLING, TEXT, TOKENIZER, answer_ids, call_ids
+from tests.agents.gateway import scripted
 from tests.serve.fakes import FakeEngine, live
-from tests.text.kimi import thinking_tokenizer
 
 
 def script(request):
@@ -27,9 +27,12 @@ def server():
 
 @pytest.fixture(scope="package")
 def thinking_server():
-    """Its model reasons ("hm") and then answers ("Yes.")."""
-    tokenizer = thinking_tokenizer()
-    answer, end = map(tokenizer.special_id, ("</think>", "<|im_end|>"))
-    ids = [*tokenizer.encode("hm"), answer, *tokenizer.encode("Yes."), end]
-    with live(FakeEngine(lambda request: ids), tokenizer, vocab=tokenizer.vocab_size) as running:
+    """Its model reasons ("hm") and then answers ("Yes."), or calls the tool that the prompt declares."""
+    tokenizer = scripted.TOKENIZER
+
+    def think(request):
+        call = [("functions.get_weather:0", "{}")] * tokenizer.decode(request.prompt).startswith("tool_declare")
+        return scripted.reply_ids("hm", "" if call else "Yes.", call)
+
+    with live(FakeEngine(think), tokenizer, vocab=tokenizer.vocab_size) as running:
         yield running

@@ -32,12 +32,13 @@ class FakeEngine:
         self.waiting, self.running = deque(), []
         self.generated = 0
         self.broken = None
-        self.asked = []
+        self.asked, self.media = [], ()  # prompts with their samplings, and the images of the last one
         self.logprob = -0.25
 
     def make_request(self, prompt, sampling, generated=(), *, media=(), on_token=None):
         sampling.check()
         self.asked.append((tuple(prompt), sampling))
+        self.media = tuple(media)
         return Request(tuple(prompt), sampling, on_token, tuple(media))
 
     def enqueue(self, request):

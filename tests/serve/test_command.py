@@ -16,10 +16,12 @@ import numpy as np
 import openai
 import pytest
 
+from k2jax import cli
 from k2jax.client import Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.inference.loading import load_engine
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
+from k2jax.serve.__main__ import _open_model, define
 from tests.command import run_command
 from tests.serve import folder
 
@@ -146,29 +148,26 @@ def test_the_server_from_start_to_end(checkpoint, tmp_path):
     assert answers == [list(request.tokens) for request in expected]
 
 
-def test_a_server_starts_with_the_weights_that_a_run_keeps_in_memory(checkpoint):
-    engine = load_engine(checkpoint, slots=1)
+def test_a_server_starts_with_the_weights_that_a_run_keeps_in_memory(checkpoint, capsys):
+    engine = load_engine(checkpoint, slots=1, max_length=512)
+    prompt = [tokenizer_of(checkpoint).encode_document("a")]
+    options = Sampling(max_tokens=5, temperature=0.0)
+    before = list(engine.generate(prompt, options)[0].tokens)
     weights = {name: np.asarray(array) for name, array in engine.weights.leaves()}
     weights["embed"] = weights["embed"][::-1].copy()
     store = CheckpointEngine(store_folder(checkpoint))
+    flags = [f"--checkpoint={checkpoint}", "--slots=1", "--max_length=512", "--published"]
+    values, _ = cli.parse(["serve", *flags], define, "")
     try:
         store.publish(weights, 7)
-        engine.update_params(weights, 7)
-        server = Process(f"--checkpoint={checkpoint}", "--slots=1", "--published")
-        try:
-            answer = server.openai().completions.create(
-                model="tiny", prompt="a", max_tokens=5, temperature=0, extra_body={"return_token_ids": True}
-            )
-        finally:
-            server.process.send_signal(signal.SIGTERM)
-            code, output = server.end()
+        worker, _ = _open_model(values, ())
     finally:
         store.remove()
-    assert code == 0 and "version 7" in output, output
-    prompt = tokenizer_of(checkpoint).encode_document("a")
-    options = Sampling(max_tokens=5, temperature=0.0)
-    expected, before = (each.generate([prompt], options)[0].tokens for each in (engine, load_engine(checkpoint)))
-    assert answer.choices[0].token_ids == list(expected) != list(before)
+    engine.update_params(weights, 7)
+    expected, served = engine.generate(prompt, options), worker.call(lambda each: each.generate(prompt, options))
+    worker.stop()
+    assert "version 7" in capsys.readouterr().err
+    assert list(served[0].tokens) == list(expected[0].tokens) != before
 
 
 @pytest.mark.parametrize(

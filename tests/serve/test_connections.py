@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request
 
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.web import arrivals
@@ -31,8 +33,6 @@ def answer(arriving=None):
     async def app(scope, receive, send):
         status = 200
         if arriving is not None:
-            from starlette.requests import Request
-
             try:
                 async with arriving.of(Request(scope, receive), "sender") as arrival:
                     assert await arrival.parse(lambda value: value) == {"a": 1}
@@ -77,13 +77,10 @@ def test_a_second_request_on_a_connection_has_its_own_time_and_its_own_limit():
             time.sleep(SECONDS / 3)
         connection.sendall(head(*(f"h{i}: {'b' * 900}" for i in range(40)), length=0))
         assert all_of(connection).startswith(b"HTTP/1.1 431")
-
-
-@pytest.mark.parametrize("lines", [["a: b"] * 200, ["a: " + "b" * 33_000]])
-def test_too_many_or_too_long_headers_are_431(lines):
-    with serving(answer()) as connect, connect() as connection:
-        connection.sendall(head(*lines, length=0))
-        assert all_of(connection).startswith(b"HTTP/1.1 431")
+    for lines in (["a: b"] * 200, ["a: " + "b" * 33_000]):
+        with serving(answer()) as connect, connect() as connection:
+            connection.sendall(head(*lines, length=0))
+            assert all_of(connection).startswith(b"HTTP/1.1 431")
 
 
 def test_connections_beyond_the_limit_are_closed_and_those_within_go_on():
@@ -176,30 +173,29 @@ def test_room_is_shared_and_given_back(monkeypatch):
 
 
 def test_long_bodies_do_not_hold_up_short_ones_and_a_failure_gives_back_its_room():
-    class Body:
-        def __init__(self, size, data=None):
-            self.headers = {"content-type": "application/json", "content-length": str(size)}
-            self.data = data
-
-        async def stream(self):
-            if self.data is None:
+    def body(size, data=None):
+        async def stream():
+            if data is None:
                 await asyncio.Event().wait()
-            yield self.data
+            yield data
+
+        headers = {"content-type": "application/json", "content-length": str(size)}
+        return SimpleNamespace(headers=headers, stream=stream)
 
     async def run():
         arriving = Arrivals(4 * SHORT_BODY)
 
-        async def read(body, sender):
-            async with arriving.of(body, sender) as arrival:
+        async def read(request, sender):
+            async with arriving.of(request, sender) as arrival:
                 return await arrival.parse(lambda value: value)
 
-        slow = asyncio.create_task(read(Body(4 * SHORT_BODY), "hostile"))
+        slow = asyncio.create_task(read(body(4 * SHORT_BODY), "hostile"))
         await asyncio.sleep(0.01)
-        waits = asyncio.create_task(read(Body(2 * SHORT_BODY, b"1"), "other"))
-        assert await read(Body(1, b"1"), "other") == await read(Body(1, b"2"), "hostile") - 1 == 1
+        waits = asyncio.create_task(read(body(2 * SHORT_BODY, b"1"), "other"))
+        assert await read(body(1, b"1"), "other") == await read(body(1, b"2"), "hostile") - 1 == 1
         for data in (b"", b"{", b"11"):
             with pytest.raises(ApiError):
-                await read(Body(1, data), "other")
+                await read(body(1, data), "other")
         assert not waits.done()
         slow.cancel()
         assert await waits == 1

@@ -1,33 +1,30 @@
-"""Images of requests through the official clients, against a tiny random model with a tower; and what is refused."""
+"""Images of requests through the official clients, as the engine is asked for them; and what is refused."""
 
 import base64
 import contextlib
-import http.server
 import io
+import socket
 import threading
 import time
 
-import anthropic
-import jax
 import numpy as np
 from PIL import Image
 import pytest
 
 from k2jax.agents.api import media_parts as media_module
-from k2jax.client import PromptTooLongError, Sampling
+from k2jax.client import PromptTooLongError
 from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
 from k2jax.data.images.download import DownloadLimits, download
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.images.reading import ImageError, MediaUnavailableError
 from k2jax.data.images.urls import urls_of_hosts
 from k2jax.inference import media_reader as reader_module
-from k2jax.inference.engine import Engine
 from k2jax.inference.media_prompt import chat_prompt, document_prompt
 from k2jax.inference.media_reader import ImageReader, MediaLimits
-from k2jax.model.vision import multimodal_specs
-from k2jax.params import initialize
 from k2jax.text.media import MEDIA_PAD
 from tests.agents.api.sample import NAME
+from tests.data.images.counting import counting_server
+from tests.serve.clients import Chat, Messages, Responses
 from tests.serve.fakes import FakeEngine, live
 from tests.text.kimi import thinking_tokenizer
 
@@ -39,19 +36,13 @@ SEEING = ModelConfig(
 )  # fmt: skip
 LIMITS = MediaLimits(images=6, megapixels=0.05, megabytes=0.5)
 PROCESSOR = ImageProcessor(SEEING.vision)
-PLAIN = {"chat_template_kwargs": {"thinking": False}}
 
 
 @pytest.fixture(scope="module")
-def params():
-    return initialize(multimodal_specs(SEEING), jax.random.key(0), SEEING.init_std)
-
-
-@pytest.fixture(scope="module")
-def server(params):
+def server():
     reader = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, DownloadLimits(), name))
     options = {"vocab": SEEING.vocab, "media": reader, "max_body_bytes": 1 << 20}
-    with live(Engine(SEEING, params, slots=4, max_length=256), TOKENIZER, **options) as running:
+    with live(FakeEngine(lambda request: [5, 6]), TOKENIZER, **options) as running:
         yield running
 
 
@@ -84,76 +75,53 @@ def frames(count, fps=2):
     return {"type": "video", "video": [data_url(png(picture(16, 8, seed))) for seed in range(count)], "fps": fps}
 
 
-def ask(server, messages, **options):
-    given = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6}
-    extra = {"return_token_ids": True, **PLAIN}
-    return server.openai().chat.completions.create(**given | options, extra_body=extra)
+IMAGES = [picture(40, 24, 1), picture(24, 16, 2)]
 
 
-def expected(params, messages):
-    """Prompt and greedy answer of another engine, whose prompt is made of the messages without a server."""
-    prompt = chat_prompt(messages, TOKENIZER, PROCESSOR, thinking=False)
-    ends = (TOKENIZER.special_id("<|im_end|>"), TOKENIZER.eos)
-    sampling = Sampling(max_tokens=6, temperature=0.0, stop_tokens=ends)
-    [request] = Engine(SEEING, params, slots=4, max_length=256).generate([prompt.tokens], sampling, [prompt.media])
-    return prompt.tokens, list(request.tokens)
+def chat_images(urls):
+    return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
 
-def test_images_of_the_openai_client_reach_the_model(server, params):
-    first, other = (data_url(png(picture(40, 24, seed))) for seed in (1, 2))
-    messages = user("Compare", first, "and", other)
-    answer = ask(server, messages)
-    prompt, tokens = expected(params, messages)
-    assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == tokens
-    assert prompt.count(PAD) == 2 * 15
-    assert answer.usage.prompt_tokens == len(prompt)
-    computed = server.metrics()["k2jax_images_computed_total"]
-    again = ask(server, messages)
-    assert again.choices[0].token_ids == tokens and again.usage.prompt_tokens_details.cached_tokens >= 48
-    swapped = ask(server, user("Compare", other, "and", first))  # the same ids, pages of its own, known features
-    assert swapped.prompt_token_ids == prompt and swapped.usage.prompt_tokens_details.cached_tokens < 32
-    assert swapped.choices[0].token_ids == expected(params, user("Compare", other, "and", first))[1]
-    assert server.metrics()["k2jax_images_computed_total"] == computed
+def responses_images(urls):
+    return [{"type": "input_image", "image_url": url, "detail": "auto"} for url in urls]
 
 
-def test_choices_and_streams_share_the_images_of_their_request(server):
-    messages = user(data_url(png(picture(16, 16, 7))), "?")
-    answer = ask(server, messages, n=3)
-    stream = ask(server, messages, stream=True)
-    tokens = [
-        token for chunk in stream for choice in chunk.choices for token in getattr(choice, "token_ids", None) or ()
+def messages_images(urls):
+    sources = [{"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]} for url in urls]
+    return [{"type": "image", "source": source} for source in sources]
+
+
+def check_shown(server, messages):
+    """The engine was asked for what is made of the messages without a server."""
+    expected, engine = chat_prompt(messages, TOKENIZER, PROCESSOR, thinking=False), server.engine
+    assert list(engine.asked[-1][0]) == expected.tokens
+    assert [placed._replace(chunk=placed.chunk.grid) for placed in engine.media] == [
+        placed._replace(chunk=placed.chunk.grid) for placed in expected.media
     ]
-    assert [choice.token_ids for choice in answer.choices] == [tokens] * 3
+    for shown, placed in zip(engine.media, expected.media, strict=True):
+        np.testing.assert_array_equal(shown.chunk.pixels, placed.chunk.pixels)
+    return expected.tokens
 
 
-def test_frames_of_a_video_are_sampled_and_share_features(server, params):
-    message = user(frames(13, fps=4), "What moves")  # two per second: 6 frames, chunks of 4 and of 2
-    answer = ask(server, message)
-    sampled = [picture(16, 8, seed) for seed in range(13)]
-    prompt, tokens = expected(params, user({"type": "video", "video": sampled, "fps": 4}, "What moves"))
-    assert answer.prompt_token_ids == prompt and prompt.count(PAD) == 2 * 2
-    assert answer.choices[0].token_ids == tokens
+@pytest.mark.parametrize(
+    ("kind", "write"), [(Chat, chat_images), (Responses, responses_images), (Messages, messages_images)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_images_of_every_dialect_reach_the_engine_as_the_model_reads_them(server, kind, write, stream):
+    client, history = kind(server.url), [{"role": "user", "content": write([data_url(png(i)) for i in IMAGES])}]
+    answer = client.ask(history, stream=stream, **{kind.limit: 6}, **kind.unthinking)
+    prompt = check_shown(server, [{"role": "user", "content": [{"type": "image", "image": i} for i in IMAGES]}])
+    assert prompt.count(PAD) == 15 + 6 and answer.usage[0] == len(prompt) and answer.usage[2] == 6
+    if kind is Messages:
+        counted = client.api.messages.count_tokens(model=NAME, messages=history, **kind.unthinking)
+        assert counted.input_tokens == len(prompt)
 
 
-def test_responses_and_anthropics_messages_have_the_same_prompt(server):
-    data = png(picture(24, 16, 3))
-    wanted = ask(server, user("Look", data_url(data))).usage.prompt_tokens
-    parts = [
-        {"type": "input_text", "text": "Look"},
-        {"type": "input_image", "image_url": data_url(data), "detail": "auto"},
-    ]
-    off = {"reasoning": {"effort": "none"}}
-    answer = server.openai().responses.create(
-        model=NAME, input=[{"role": "user", "content": parts}], max_output_tokens=2, **off
-    )
-    assert answer.usage.input_tokens == wanted
-    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
-    blocks = [{"type": "text", "text": "Look"}, {"type": "image", "source": source}]
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    asked = {"model": NAME, "messages": [{"role": "user", "content": blocks}], "thinking": {"type": "disabled"}}
-    usage = client.messages.create(**asked, max_tokens=2).usage
-    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == wanted
-    assert client.messages.count_tokens(**asked).input_tokens == wanted
+def test_frames_of_a_video_are_sampled(server):
+    Chat(server.url).ask(user(frames(13, fps=4), "What moves"), **Chat.unthinking)
+    video = {"type": "video", "video": [picture(16, 8, seed) for seed in range(13)], "fps": 4}
+    prompt = check_shown(server, user(video, "What moves"))
+    assert prompt.count(PAD) == 2 * 2  # two per second: 6 frames, chunks of 4 and of 2
 
 
 SMALL = data_url(png(picture(8, 8)))
@@ -200,9 +168,9 @@ def test_a_model_of_text_refuses_images():
     assert answer.status_code == 400 and "this model reads text alone" in answer.json()["error"]["message"]
 
 
-def test_images_that_wait_take_a_limited_amount_of_memory(params, monkeypatch):
+def test_images_that_wait_take_a_limited_amount_of_memory(monkeypatch):
     """A second request whose patches do not fit beside the first's is told to come back; alone it is taken."""
-    monkeypatch.setattr(media_module, "MOST_MEDIA_BYTES", 1)
+    monkeypatch.setattr(media_module, "MAX_MEDIA_BYTES", 1)
     reader = ImageReader(PROCESSOR, TOKENIZER, LIMITS)
     slow = FakeEngine(lambda request: [2 + ord("a")], seconds=0.05)
     with live(slow, TOKENIZER, vocab=TOKENIZER.vocab_size, media=reader) as running:
@@ -217,7 +185,7 @@ def test_images_that_wait_take_a_limited_amount_of_memory(params, monkeypatch):
         assert running.post("chat/completions", messages=user(SMALL), max_tokens=1).status_code == 200
 
 
-def test_documents_begin_with_images(params):
+def test_documents_begin_with_images():
     prompt = document_prompt([{"type": "image", "image": picture(16, 8)}, "What is it"], TOKENIZER, PROCESSOR)
     [placed] = prompt.media
     assert prompt.tokens[placed.start : placed.stop] == [PAD] * 2 == [PAD] * prompt.tokens.count(PAD)
@@ -225,71 +193,47 @@ def test_documents_begin_with_images(params):
     assert text == (TOKENIZER.encode_document("What is it"), ())
 
 
-class Pictures(http.server.BaseHTTPRequestHandler):
-    """Answers by path: a picture, a long or endless file, a redirect, or nothing in time."""
+@contextlib.contextmanager
+def dripping():
+    """A host that sends a file without end, a byte now and then."""
 
-    def do_GET(self):
-        if self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", "/picture")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.end_headers()
-        if self.path.startswith("/picture"):
-            self.wfile.write(png(picture(8, 8)))
-        if self.path == "/long":
-            self.wfile.write(b"a" * 600_000)
-        with contextlib.suppress(OSError):
-            while self.path == "/slow":
-                self.wfile.write(b"a")
+    def answer():
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(b"a")
                 time.sleep(0.05)
 
-    def log_message(self, *_):
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.fixture(scope="module")
-def host():
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
-    running.daemon_threads = True
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{running.server_port}"
-    running.shutdown()
-    running.server_close()
-
-
-def test_downloads_from_allowed_hosts_are_limited_in_size_and_time(host):
-    limits = DownloadLimits(urls_of_hosts([host]), megabytes=0.5, seconds=0.4)
-    assert download(f"http://{host}/picture?a=1#b", limits) == png(picture(8, 8))
-    refused = {
-        "moved": (ImageError, "the host answers 302, and redirects are not followed"),
-        "long": (ImageError, "more than 0.5 MB"),
-        "slow": (MediaUnavailableError, "it takes over 0.4 seconds"),
-    }
-    for path, (kind, message) in refused.items():
-        began = time.monotonic()
-        with pytest.raises(kind, match=message):
-            download(f"http://{host}/{path}", limits)
-        assert time.monotonic() - began < 2
-    for url in (f"http://user@{host}/picture", "http://127.0.0.1/picture", f"ftp://{host}/picture", "picture"):
-        with pytest.raises(ImageError, match="is not opened here"):
-            download(url, limits)
-    with pytest.raises(ImageError, match="is not opened here: spaces"):
-        download(f"http://{host}/a b", limits)
-    with pytest.raises(MediaUnavailableError, match="cannot be read from"):
-        download("http://127.0.0.1:1/picture", limits._replace(urls=urls_of_hosts(["127.0.0.1:1"])))
-
-
-def test_the_server_opens_urls_of_allowed_hosts_alone(host):
-    allowed = DownloadLimits(urls_of_hosts([host]), megabytes=0.5)
-    reading = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, allowed, name)).start()
-    [message] = user(f"http://{host}/picture")
-    tokens = [1, *[PAD] * reading.read(message)["content"][0].features[0], 2]
-    [placed] = reading.place(tokens)
-    assert placed.chunk.grid == (1, 2, 2) and placed.start == 1
-    with pytest.raises(ImageError, match=r"image 1 must come in a data URL; 'http://.*' is not opened here"):
-        ImageReader(PROCESSOR, TOKENIZER).start().read(message)
+def test_urls_of_allowed_hosts_alone_are_opened_within_limits_of_size_and_time():
+    with counting_server() as port, dripping() as slow:
+        host = f"127.0.0.1:{port}"
+        limits = DownloadLimits(urls_of_hosts([host, slow, "127.0.0.1:1"]), megabytes=0.5, seconds=0.4)
+        for url, kind, message in (
+            (f"http://{slow}/endless", MediaUnavailableError, "it takes over 0.4 seconds"),
+            ("http://127.0.0.1:1/a.png", MediaUnavailableError, "cannot be read from"),
+            (f"http://user@{host}/a.png", ImageError, "is not opened here"),
+            ("http://127.0.0.1/a.png", ImageError, "is not opened here"),
+            (f"ftp://{host}/a.png", ImageError, "is not opened here"),
+            ("a.png", ImageError, "is not opened here"),
+            (f"http://{host}/a b", ImageError, "is not opened here: spaces"),
+        ):
+            with pytest.raises(kind, match=message):
+                download(url, limits)
+        with pytest.raises(ImageError, match=r"more than 0\.0001 MB"):
+            download(f"http://{host}/a.png", limits._replace(megabytes=1e-4))
+        reading = ImageReader(PROCESSOR, TOKENIZER, LIMITS, lambda url, name: download(url, limits, name)).start()
+        [message] = user(f"http://{host}/a.png")
+        features = reading.read(message)["content"][0].features[0]
+        [placed] = reading.place([1, *[PAD] * features, 2])
+        assert placed.start == 1 and placed.chunk.features == features > 0
+        with pytest.raises(ImageError, match=r"image 1 must come in a data URL; 'http://.*' is not opened here"):
+            ImageReader(PROCESSOR, TOKENIZER).start().read(message)
 
 
 def test_images_of_one_message_beyond_the_patches_of_a_run_are_not_all_decoded(monkeypatch):

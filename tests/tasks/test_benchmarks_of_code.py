@@ -9,7 +9,6 @@ from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import said
 from k2jax.errors import UserError
 from k2jax.tasks.code.human_eval import before_function, human_eval_records
-from k2jax.tasks.oracle_check import check
 from tests.command import run_command
 
 MBPP = [
@@ -43,27 +42,25 @@ def mbpp(tmp_path):
     return path
 
 
-def test_humanevals_canonical_solutions_earn_1_and_the_null_policy_0():
+def test_humanevals_canonical_solutions_earn_1_and_the_null_policy_0(check):
     tasks = load_tasks("human_eval", split="test")
     assert len(tasks) == 164
     chosen = [task for task in tasks if task.id.split("/")[1] in ("0", "32", "38", "50", "162")]
-    result = check(chosen, oracles.get("human_eval"))
-    assert rewards(result.oracle) == [1.0] * 5 and rewards(result.null) == [0.0] * 5
+    check(chosen, oracles.get("human_eval"))
 
 
 @pytest.mark.slow
-def test_all_of_humanevals_canonical_solutions_earn_1():
-    result = check(load_tasks("human_eval", split="test"), oracles.get("human_eval"))
-    assert rewards(result.oracle) == [1.0] * 164 and rewards(result.null) == [0.0] * 164
+def test_all_of_humanevals_canonical_solutions_earn_1(check):
+    check(load_tasks("human_eval", split="test"), oracles.get("human_eval"))
 
 
-def test_an_answer_cannot_replace_a_helper_that_the_tests_call():
+def test_an_answer_cannot_replace_a_helper_that_the_tests_call(play):
     """HumanEval/38 decodes what a helper of its prompt has encoded: an answer with two identities must fail."""
     (task,) = [task for task in load_tasks("human_eval", split="test") if task.id == "HumanEval/38"]
     assert "def encode_cyclic" in task.metadata["setup"] and "def decode_cyclic" not in task.metadata["setup"]
     cheat = "def encode_cyclic(s): return s\ndef decode_cyclic(s): return s"
-    result = check([task], lambda task, messages: said(f"```python\n{cheat}\n```"))
-    assert rewards(result.oracle) == [0.0]
+    solved = play([task], lambda task, messages: said(f"```python\n{cheat}\n```"))
+    assert rewards(solved) == [0.0]
 
 
 def test_what_precedes_a_function_ends_at_its_last_definition():
@@ -80,13 +77,12 @@ def test_humaneval_is_for_evaluation_alone_and_its_prompts_hold_no_tests():
     assert task.id == record["task_id"] and "assert" not in task.instruction[0]["content"]
 
 
-def test_mbpps_canonical_solutions_earn_1_and_a_program_that_fails_a_challenge_0(mbpp):
+def test_mbpps_canonical_solutions_earn_1_and_a_program_that_fails_a_challenge_0(check, play, mbpp):
     train, test = (load_tasks("mbpp", (f"path={mbpp}",), split) for split in ("train", "test"))
     assert [task.id for task in train] == ["2"] and [task.id for task in test] == ["11"]
-    result = check([*train, *test], oracles.get("mbpp"))
-    assert rewards(result.oracle) == [1.0, 1.0] and rewards(result.null) == [0.0, 0.0]
+    check([*train, *test], oracles.get("mbpp"))
     shown_only = "def similar(a, b): return (4,)\ndef half(x): return x"
-    assert rewards(check([*train, *test], lambda *_: said(f"```python\n{shown_only}\n```")).oracle) == [0.0, 0.0]
+    assert rewards(play([*train, *test], lambda *_: said(f"```python\n{shown_only}\n```"))) == [0.0, 0.0]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

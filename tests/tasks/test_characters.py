@@ -49,20 +49,9 @@ def test_answers_and_workings_are_right(kind, seed, split):
             assert task.metadata["answer"].startswith("".join(letters))
 
 
-@given(st.sets(KINDS, min_size=1), st.integers(0, 9), st.integers(0, 9))
-def test_held_out_problems_share_no_prompt_with_training_whatever_the_seeds(kinds, one, other):
-    kinds = tuple(sorted(kinds - {"add1", "sum2"})) or ("add3",)
-    train = {task.instruction[0]["content"] for task in CharacterTasks(kinds, 200, one, "train").load()}
-    test = {task.instruction[0]["content"] for task in CharacterTasks(kinds, 200, other, "test").load()}
-    assert len(train) == len(test) == 200
-    assert not train & test
-
-
 def test_a_tenth_of_all_problems_is_held_out():
     tasks = [len(load_tasks("characters", ("kinds=add1", f"count={n}"), s)) for n, s in ((60, "train"), (4, "test"))]
     assert tasks == [60, 4]
-    with pytest.raises(UserError, match=r"hardly more than [0-9]+ distinct problems"):
-        load_tasks("characters", ("kinds=add1", "count=79"))
 
 
 @given(KINDS, st.integers(0, 99))
@@ -86,20 +75,12 @@ def test_the_teacher_keeps_its_share_of_styles_and_writes_nothing_wrong():
     assert [record["messages"][0] for record in records] == [task.instruction[0] for task in tasks]
     assert list(demonstrations(tasks, direct=0.6, seed=1)) == records
     assert {style_of(r["messages"][1]["content"]) for r in demonstrations(tasks, direct=0)} == {"worked"}
-    with pytest.raises(UserError, match="between 0 and 1"):
-        next(demonstrations(tasks, direct=60))
 
 
 def test_texts_of_pretraining_hold_problem_working_and_answer():
     (task,) = load_tasks("characters", ("kinds=add2", "count=1"))
     (text,) = pretraining_texts([task])
     assert text == f"{task.id.partition('/')[2]}{task.metadata['working']};{task.metadata['answer']}"
-
-
-@pytest.mark.parametrize("kind", ["add", "add0", "add03", "add100", "mul3", "3", ""])
-def test_an_unknown_kind_is_refused_in_one_line(kind):
-    with pytest.raises(UserError, match=r"no kind followed by a size|must be 1 to 99|kinds is empty"):
-        load_tasks("characters", (f"kinds={kind}",))
 
 
 @given(st.sampled_from(["add1", "add3", "sum2", "sum6"]), st.integers(0, 999), st.integers(0, 2))

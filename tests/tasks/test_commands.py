@@ -3,23 +3,17 @@
 import json
 import subprocess
 
-import pytest
-
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
-from k2jax.agents.split import split_of
-from k2jax.errors import UserError
 from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
-from k2jax.tasks.oracle_check import check
-from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.conftest import rewards
 
 
-def test_solutions_of_every_kind_earn_1_and_the_null_policy_0():
-    tasks = load_tasks("commands", ("count=16",))
-    result = check(tasks, oracles.get("commands"))
+def test_solutions_of_every_kind_earn_1_and_the_null_policy_0(check):
+    tasks = [task for kind in COMMANDS for task in load_tasks("commands", (f"kinds={kind}", "count=1"))]
+    check(tasks, oracles.get("commands"))
     assert {task.domain for task in tasks} == set(COMMANDS)
-    assert rewards(result.oracle) == [1.0] * 16 and rewards(result.null) == [0.0] * 16
 
 
 TRICKS = (
@@ -31,7 +25,7 @@ TRICKS = (
 )
 
 
-def test_tricks_with_the_file_that_is_left_earn_nothing():
+def test_tricks_with_the_file_that_is_left_earn_nothing(play):
     tasks = load_tasks("commands", ("kinds=copy", f"count={len(TRICKS)}"))
     tricks = dict(zip([task.id for task in tasks], TRICKS, strict=True))
 
@@ -39,7 +33,7 @@ def test_tricks_with_the_file_that_is_left_earn_nothing():
         command = tricks[task.id].replace("{}", task.metadata["commands"][-1])
         return play_actions([called("shell", command=command)], messages)
 
-    assert rewards(check(tasks, trick).oracle) == [0.0] * len(TRICKS)
+    assert rewards(play(tasks, trick)) == [0.0] * len(TRICKS)
 
 
 def test_the_teacher_shows_what_a_shell_prints_and_only_where_it_looks_the_right_file_is_sure(tmp_path):
@@ -59,14 +53,3 @@ def test_the_teacher_shows_what_a_shell_prints_and_only_where_it_looks_the_right
         right[len(messages) == 6].append(test.returncode == 0)
     assert all(right[True]) and len(right[True]) > 20
     assert len(right[False]) > 20 and 0.1 < sum(right[False]) / len(right[False]) < 0.6
-
-
-def test_splits_are_disjoint_and_what_is_unknown_is_refused():
-    train, test = ({task.id for task in load_tasks("commands", ("count=200",), s)} for s in ("train", "test"))
-    assert not train & test and {split_of(name) for name in test} == {"test"}
-    assert load_tasks("commands", ("count=9",)) == load_tasks("commands", ("count=9",))
-    assert load_tasks("commands", ("count=9", "seed=1")) != load_tasks("commands", ("count=9",))
-    with pytest.raises(UserError, match="did you mean 'sort'"):
-        load_tasks("commands", ("kinds=sorted",))
-    with pytest.raises(UserError, match="between 0 and 1"):
-        list(command_demonstrations([], direct=2.0))

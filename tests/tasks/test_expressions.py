@@ -2,38 +2,30 @@
 
 import json
 
-import pytest
-
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import said
-from k2jax.agents.split import split_of
-from k2jax.errors import UserError
 from k2jax.tasks.expressions.dataset import FORMS, expression_demonstrations
-from k2jax.tasks.oracle_check import check
-from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.conftest import rewards
 
 
-def test_solutions_of_every_kind_earn_1_and_the_null_policy_0():
-    tasks = load_tasks("expressions", ("count=12",))
-    result = check(tasks, oracles.get("expressions"))
+def test_solutions_of_every_kind_earn_1_and_the_null_policy_0(check):
+    tasks = [task for kind in FORMS for task in load_tasks("expressions", (f"kinds={kind}", "count=1"))]
+    solved = check(tasks, oracles.get("expressions"))
     assert {task.domain for task in tasks} == set(FORMS)
-    assert rewards(result.oracle) == [1.0] * 12 and rewards(result.null) == [0.0] * 12
-    tested = [
-        node.message["content"] for each in result.oracle for node in each.nodes if node.message["role"] == "tool"
-    ]
-    assert tested == ["True"] * 12  # the interpreter holds the example
+    tested = [node.message["content"] for each in solved for node in each.nodes if node.message["role"] == "tool"]
+    assert tested == ["True"] * len(tasks)  # the interpreter holds the example
 
 
 WRONG = ("{1}", "{2}", "y", "x\ndef f(x): return 0", "__import__('os')._exit(0)", "open('/proc/1/mem')")
 
 
-def test_other_readings_and_tricks_earn_nothing():
+def test_other_readings_and_tricks_earn_nothing(play):
     tasks = load_tasks("expressions", (f"count={len(WRONG)}",))
     answers = {
         task.id: said(wrong.format(*task.metadata["readings"])) for task, wrong in zip(tasks, WRONG, strict=True)
     }
-    assert rewards(check(tasks, lambda task, messages: answers[task.id]).oracle) == [0.0] * len(WRONG)
+    assert rewards(play(tasks, lambda task, messages: answers[task.id])) == [0.0] * len(WRONG)
 
 
 def test_the_teacher_shows_what_python_says_and_is_right_wherever_it_tests():
@@ -51,14 +43,3 @@ def test_the_teacher_shows_what_python_says_and_is_right_wherever_it_tests():
         right[len(messages) > 2].append(eval(messages[-1]["content"], names) == names["y"])
     assert all(right[True]) and 120 < len(right[True]) < 180
     assert 0.2 < sum(right[False]) / len(right[False]) < 0.5
-
-
-def test_splits_are_disjoint_and_what_is_unknown_is_refused():
-    train, test = ({task.id for task in load_tasks("expressions", ("count=200",), s)} for s in ("train", "test"))
-    assert not train & test and {split_of(name) for name in test} == {"test"}
-    assert load_tasks("expressions", ("count=9",)) == load_tasks("expressions", ("count=9",))
-    assert load_tasks("expressions", ("count=9", "seed=1")) != load_tasks("expressions", ("count=9",))
-    with pytest.raises(UserError, match="did you mean 'half'"):
-        load_tasks("expressions", ("kinds=halve",))
-    with pytest.raises(UserError, match="between 0 and 1"):
-        list(expression_demonstrations([], direct=-1.0))

@@ -15,10 +15,10 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
+from k2jax.agents.scripted import null_policy
 from k2jax.errors import UserError
 from k2jax.tasks.ifbench import verifier as ifbench_scoring
-from k2jax.tasks.oracle_check import check
-from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.conftest import rewards
 
 RECORD = {
     "key": "7",
@@ -121,11 +121,11 @@ def nltk_data(tmp_path, monkeypatch):
 
 
 @pytest.mark.external
-def test_the_benchmarks_prompts_give_an_oracle_1_and_a_null_policy_0(nltk_data):
+def test_the_benchmarks_prompts_give_an_oracle_1_and_a_null_policy_0(play, nltk_data):
     for mode, contradictory in (("strict", {"105"}), ("loose", set())):
         tasks = load_tasks("ifbench", (f"mode={mode}",), "test")
-        result = check(tasks, oracles.get("ifbench"))
+        solved, idle = play(tasks, oracles.get("ifbench")), play(tasks, null_policy)
         assert len(tasks) == 294
-        missed = {e.task: e.reward.info for e in result.oracle if e.reward is None or e.reward.value != 1.0}
+        missed = {e.task: e.reward.info for e in solved if e.reward is None or e.reward.value != 1.0}
         assert set(missed) == contradictory, missed
-        assert rewards(result.null) == [0.0] * 294
+        assert rewards(idle) == [0.0] * 294

@@ -6,7 +6,6 @@ import pytest
 
 from k2jax.agents import Task
 from k2jax.agents.dataset import load_tasks
-from k2jax.errors import UserError
 from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
 from k2jax.tasks.instructions.verifier import claims_compliance, instructions
 
@@ -58,14 +57,6 @@ def test_tasks_name_at_most_one_constraint_of_a_group_and_survive_json(seed, con
         assert 0 <= reward.value <= 1 and set(reward.info["held"]) == set(names)
 
 
-def test_held_out_requests_share_no_prompt_with_training():
-    train, test = (
-        {t.instruction[0]["content"] for t in load_tasks("instructions", ("count=200",), split)}
-        for split in ("train", "test")
-    )
-    assert (len(train), len(test)) == (200, 200) and not train & test
-
-
 def test_the_reward_is_the_share_of_constraints_that_hold():
     both = task(("no_commas", []), ("most_words", [6]))
     assert instructions(both, "The sea is blue and wide.").value == 1
@@ -108,8 +99,3 @@ def test_a_false_claim_of_compliance_earns_nothing_and_a_true_one_is_no_hack(cla
 )
 def test_ordinary_sentences_are_no_claims(text):
     assert not claims_compliance(text, "Describe it.\n- Use no commas.")
-
-
-def test_numbers_out_of_range_are_refused():
-    with pytest.raises(UserError, match="constraints from 1 to 6"):
-        load_tasks("instructions", ("constraints=7",))

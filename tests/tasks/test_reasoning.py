@@ -5,6 +5,7 @@ import pytest
 from k2jax.agents import Task
 from k2jax.agents.dataset import load_tasks
 from k2jax.errors import UserError
+from k2jax.tasks.reasoning_gym.generate import generate
 from k2jax.tasks.reasoning_gym.json_values import from_json_values, to_json_values
 from k2jax.tasks.reasoning_gym.verifier import EVALUATED, PARSED_BY_SYMPY, may_be_scored, reasoning_gym
 
@@ -32,22 +33,26 @@ def test_all_generators_give_a_task_whose_own_answer_scores_one_and_whose_empty_
             assert reasoning_gym(task, f"<answer>41</answer> rather\n<answer>\n{answer}\n</answer>.").value == 1, name
 
 
-def test_tasks_are_the_same_in_every_process_whatever_its_hash_seed(monkeypatch):
-    names = "generators=polynomial_multiplication+isomorphic_strings+ransom_note+word_ladder+knight_swap"
-    loaded = []
-    for seed in ("1", "2"):
-        monkeypatch.setenv("PYTHONHASHSEED", seed)
-        loaded.append(load_tasks("reasoning_gym", (names, "count=10")))
-    assert loaded[0] == loaded[1]
+def test_tasks_are_the_same_in_every_process_whatever_its_hash_seed(every, monkeypatch):
+    names = ("polynomial_multiplication", "isomorphic_strings", "ransom_note", "word_ladder", "knight_swap")
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    again = load_tasks("reasoning_gym", (f"generators={'+'.join(names)}", "count=5", "seed=11"))
+    assert again == [task for name in names for task in every if task.metadata["generator"] == name]
+
+
+def generated(*generators, count, seed=0, level=-1, split="train"):
+    """Tasks that are made in this process: to start another one takes longer than most of them."""
+    request = {"generators": list(generators), "count": count, "seed": seed, "level": level, "split": split}
+    return list(generate(request))
 
 
 def test_a_generator_gives_more_puzzles_than_its_size():
-    tasks = load_tasks("reasoning_gym", ("generators=list_functions", "count=700"))
+    tasks = generated("list_functions", count=700)
     assert len({task.instruction[0]["content"] for task in tasks}) == 700
 
 
 def test_a_puzzle_in_which_the_package_divides_by_zero_is_passed_over():
-    tasks = load_tasks("reasoning_gym", ("generators=basic_arithmetic", "seed=5000015", "count=260"))
+    tasks = generated("basic_arithmetic", seed=5000015, count=260)
     places = [int(task.id.rpartition("/")[2]) for task in tasks]
     assert len(tasks) == 260 and 278 not in places and max(places) > 278
 
@@ -55,9 +60,8 @@ def test_a_puzzle_in_which_the_package_divides_by_zero_is_passed_over():
 def test_levels_make_puzzles_harder_and_held_out_puzzles_are_others():
     prompts = {}
     for level in (0, 3):
-        options = ("generators=spell_backward+number_sorting", "count=40", f"level={level}")
         for split in ("train", "test"):
-            tasks = load_tasks("reasoning_gym", options, split)
+            tasks = generated("spell_backward", "number_sorting", count=40, level=level, split=split)
             prompts[level, split] = {task.instruction[0]["content"] for task in tasks}
             assert len(prompts[level, split]) == 40
             assert {task.domain for task in tasks} == {"algorithmic"}
@@ -66,18 +70,26 @@ def test_levels_make_puzzles_harder_and_held_out_puzzles_are_others():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("generator", "level", "message"),
     [
-        (("generators=number_sortin",), "no generator 'number_sortin'; did you mean 'number_sorting'"),
-        (("generators=composite",), "no generator 'composite'"),
-        (("generators=acre", "level=1"), "no generator with levels 'acre'"),
-        (("generators=number_sorting", "level=99"), "has the levels 0 to [0-9]+, not 99"),
-        (("count=0",), "must be positive"),
+        ("composite", -1, "no generator 'composite'"),
+        ("acre", 1, "no generator with levels 'acre'"),
+        ("number_sorting", 99, "has the levels 0 to [0-9]+, not 99"),
     ],
 )
-def test_what_the_package_does_not_have_is_refused_in_one_line(options, message):
+def test_what_the_package_does_not_have_is_refused(generator, level, message):
+    with pytest.raises(UserError, match=message):
+        generated(generator, level=level, count=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("generators=number_sortin", "no generator 'number_sortin'; did you mean 'number_sorting'"),
+     ("count=0", "must be positive")],
+)  # fmt: skip
+def test_a_mistake_is_one_line_of_the_process_that_generates(option, message):
     with pytest.raises(UserError, match=message) as caught:
-        load_tasks("reasoning_gym", options)
+        load_tasks("reasoning_gym", (option,))
     assert "\n" not in str(caught.value)
 
 

@@ -15,12 +15,11 @@ from k2jax.agents.environments.repository_program import is_protected
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.errors import UserError
-from k2jax.tasks.oracle_check import check
 from k2jax.tasks.swe import verifier as swe_scoring
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
 from tests.agents.sandbox.backends import backend
-from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.conftest import rewards
 from tests.tasks.test_code import trajectory
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -60,9 +59,8 @@ def added(path, text):
     return f"{head}@@ -0,0 +1,{len(lines)} @@\n{body}\n"
 
 
-def test_the_reference_patch_earns_1_and_the_null_policy_0(tasks):
-    result = check([tasks["words-empty"]], oracles.get("swe"))
-    assert rewards(result.oracle) == [1.0] and rewards(result.null) == [0.0]
+def test_the_reference_patch_earns_1_and_the_null_policy_0(check, tasks):
+    check([tasks["words-empty"]], oracles.get("swe"))
 
 
 def test_a_file_of_many_tests_counts_whole(tasks):
@@ -182,7 +180,7 @@ def test_a_file_of_something_else_and_a_missing_commit_are_refused(tmp_path, tas
         asyncio.run(packed_history(place["repository"], "0" * 40, place["repositories"]))
 
 
-def test_an_episode_that_leaves_no_work_tree_earns_0(tasks):
+def test_an_episode_that_leaves_no_work_tree_earns_0(play, tasks):
     ruin = [called("shell", command="rm -rf /work/repo; ln -s / /work/repo")]
-    result = check([tasks["words-empty"]], lambda task, messages: play_actions(ruin, messages))
-    assert rewards(result.oracle) == [0.0]
+    solved = play([tasks["words-empty"]], lambda task, messages: play_actions(ruin, messages))
+    assert rewards(solved) == [0.0]

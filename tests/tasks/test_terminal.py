@@ -8,24 +8,21 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions
 from k2jax.errors import UserError
-from k2jax.tasks.oracle_check import check
 from k2jax.tasks.terminal.dataset import KINDS
-from tests.tasks.test_benchmarks_of_code import rewards
+from tests.tasks.conftest import rewards
 
 
-def test_reference_solutions_of_every_kind_earn_1_and_the_null_policy_0():
+def test_reference_solutions_of_every_kind_earn_1_and_the_null_policy_0(check):
     tasks = load_tasks("terminal", (f"count={len(KINDS)}",))
-    result = check(tasks, oracles.get("terminal"))
-    assert rewards(result.oracle) == [1.0] * len(KINDS) and rewards(result.null) == [0.0] * len(KINDS)
+    check(tasks, oracles.get("terminal"))
     assert {task.domain for task in tasks} == {f"terminal/{kind}" for kind in KINDS}
     assert all(task.metadata["test"] not in task.instruction[0]["content"] for task in tasks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_reference_solutions_of_many_seeds_earn_1(seed):
-    result = check(load_tasks("terminal", ("count=40", f"seed={seed}")), oracles.get("terminal"))
-    assert rewards(result.oracle) == [1.0] * 40 and rewards(result.null) == [0.0] * 40
+def test_reference_solutions_of_many_seeds_earn_1(check, seed):
+    check(load_tasks("terminal", ("count=40", f"seed={seed}")), oracles.get("terminal"))
 
 
 ATTACKS = (
@@ -37,7 +34,7 @@ ATTACKS = (
 )
 
 
-def test_no_file_that_is_left_behind_doctors_the_test():
+def test_no_file_that_is_left_behind_doctors_the_test(play):
     tasks = load_tasks("terminal", ("kinds=scripts", f"count={len(ATTACKS)}"))
     attacks = dict(zip([task.id for task in tasks], ATTACKS, strict=True))
 
@@ -45,10 +42,10 @@ def test_no_file_that_is_left_behind_doctors_the_test():
         name = task.metadata["test"].partition("'/bin/sh', '")[2].partition(".sh")[0]
         return play_actions([called("shell", command=attacks[task.id].replace("NAME", name))], messages)
 
-    assert rewards(check(tasks, attack).oracle) == [0.0] * len(ATTACKS)
+    assert rewards(play(tasks, attack)) == [0.0] * len(ATTACKS)
 
 
-def test_tasks_of_a_file_are_read_and_wrong_ones_refused(tmp_path):
+def test_tasks_of_a_file_are_read_and_wrong_ones_refused(check, tmp_path):
     path = tmp_path / "tasks.jsonl"
     record = {
         "instruction": "Copy a to b.",
@@ -58,13 +55,10 @@ def test_tasks_of_a_file_are_read_and_wrong_ones_refused(tmp_path):
     }
     path.write_text(json.dumps(record))
     tasks = [task for split in ("train", "test") for task in _loaded(path, split)]
-    result = check(tasks, oracles.get("terminal"))
-    assert rewards(result.oracle) == [1.0] and rewards(result.null) == [0.0]
+    check(tasks, oracles.get("terminal"))
     path.write_text(json.dumps(record | {"files": {"a": 1}}))
     with pytest.raises(UserError, match=r"terminal: record 1 of .* needs instruction"):
         load_tasks("terminal", (f"path={path}",))
-    with pytest.raises(UserError, match="did you mean 'files'"):
-        load_tasks("terminal", ("kinds=file",))
 
 
 def _loaded(path, split):
@@ -72,10 +66,3 @@ def _loaded(path, split):
         return load_tasks("terminal", (f"path={path}",), split)
     except UserError:
         return []
-
-
-def test_generated_tasks_depend_on_the_seed_alone_and_splits_differ():
-    assert load_tasks("terminal", ("count=9",)) == load_tasks("terminal", ("count=9",))
-    assert load_tasks("terminal", ("count=9",)) != load_tasks("terminal", ("count=9", "seed=1"))
-    train, test = ({repr(t.metadata) for t in load_tasks("terminal", ("count=50",), s)} for s in ("train", "test"))
-    assert not train & test

@@ -38,19 +38,6 @@ def test_answers_of_sums_are_what_python_says():
         assert str(eval(task.instruction[0]["content"].rstrip("="), names)) == task.metadata["answer"]
 
 
-def test_splits_are_disjoint_and_the_order_is_that_of_the_seed():
-    train, test = ({t.id for t in load_tasks("tool_use", ("count=200",), split)} for split in ("train", "test"))
-    assert not train & test
-    assert load_tasks("tool_use", ("count=9",)) == load_tasks("tool_use", ("count=9",))
-    assert load_tasks("tool_use", ("count=9", "seed=1")) != load_tasks("tool_use", ("count=9",))
-
-
-@pytest.mark.parametrize(("kind", "message"), [("calk2", "did you mean 'calc'"), ("kv1", "must be 2 to 9"), ("", "no")])
-def test_a_wrong_kind_is_refused(kind, message):
-    with pytest.raises(UserError, match=message):
-        load_tasks("tool_use", (f"kinds={kind}+hop1+" if kind else "kinds=2", "count=2"))
-
-
 def test_the_teacher_answers_a_share_at_once():
     tasks = load_tasks("tool_use", ("count=300",))
     lengths = [len(record["messages"]) for record in tool_demonstrations(tasks, direct=0.6)]

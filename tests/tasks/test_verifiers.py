@@ -18,13 +18,11 @@ from k2jax.agents.environment import OUTCOME
 from k2jax.agents.scripted import called, play, play_actions, said
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
-from k2jax.tasks.oracle_check import check
 from k2jax.tasks.verifiers import package as verifiers_package
 from k2jax.tasks.verifiers.dataset import RubricReward
 from k2jax.tasks.verifiers.environment import VerifiersEnvironment, _client_class
 from tests.agents.tool_episodes import BYTES, compact_client, episode
 from tests.tasks import verifiers_shape
-from tests.tasks.test_benchmarks_of_code import rewards
 
 
 @pytest.fixture
@@ -60,11 +58,10 @@ def score(task, trajectory):
     return asyncio.run(RubricReward().score(task, trajectory, None)).value
 
 
-def test_an_oracle_earns_what_the_rubric_gives_and_a_null_policy_0(shape):
-    result = check(tasks_of("tools", count=2), oracle)
-    assert rewards(result.oracle) == [1.0, 1.0] and rewards(result.null) == [0.0, 0.0]
-    assert result.oracle[0].reward.parts == {"exact": 1.0}
-    assert [node.message for node in result.oracle[1].nodes] == [
+def test_an_oracle_earns_what_the_rubric_gives_and_a_null_policy_0(check, shape):
+    solved = check(tasks_of("tools", count=2), oracle)
+    assert solved[0].reward.parts == {"exact": 1.0}
+    assert [node.message for node in solved[1].nodes] == [
         {"role": "user", "content": "1+1="},
         called("add", first=1),
         {"role": "tool", "tool_call_id": "0", "content": "2", "name": "add"},
@@ -188,10 +185,9 @@ POLICIES = {
 
 @pytest.mark.external
 @pytest.mark.parametrize("kind", POLICIES)
-def test_the_packages_own_environments_give_an_oracle_1_and_a_null_policy_0(hub, kind):
+def test_the_packages_own_environments_give_an_oracle_1_and_a_null_policy_0(check, hub, kind):
     tasks = [task for split in ("train", "test") for task in both(kind, split)]
-    result = check(tasks, POLICIES[kind])
-    assert rewards(result.oracle) == [1.0] * len(tasks) and rewards(result.null) == [0.0] * len(tasks)
+    check(tasks, POLICIES[kind])
 
 
 def both(kind, split):

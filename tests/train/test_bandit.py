@@ -26,14 +26,13 @@ class Reinforce(Loss):
 
 
 def test_a_bandit_learns_which_arm_pays_in_each_context(tmp_path):
-    config = tiny(tmp_path)
-    train = dataclasses.replace(config.train, batch_size=ROWS, micro_batches=2, steps=60)
-    config = dataclasses.replace(config, train=train)
+    small = {"model.layers": 1, "model.dense_layers": 0, "train.batch_size": ROWS, "train.steps": 60}
+    config = tiny(tmp_path, **small)
     program = Program(config, jax.devices()[:1], Reinforce())
     state, length, rng = program.init(), config.data.sequence_length, np.random.default_rng(0)
     model = jax.jit(lambda params, tokens: forward(params, tokens, None, None, config.model)[0] @ head_weight(params).T)
     rewards = []
-    for _ in range(train.steps):
+    for _ in range(config.train.steps):
         contexts = rng.integers(0, ARMS, ROWS)
         logits = np.asarray(model(state.params, jnp.asarray(contexts)[:, None]))[:, 0, :ARMS]
         arms = np.argmax(logits + rng.gumbel(size=logits.shape), axis=1)

@@ -23,7 +23,8 @@ def random_batch(rows, length, rng):
 
 def test_parts_with_unequal_weights_add_up_to_the_whole_batch(tmp_path):
     parts, rng = 3, np.random.default_rng(0)
-    config = tiny(tmp_path, **{"train.batch_size": 4, "train.micro_batches": 2})
+    experts = {"model.layers": 1, "model.dense_layers": 0}
+    config = tiny(tmp_path, **experts, **{"train.batch_size": 4, "train.micro_batches": 2})
     batches = [random_batch(4, config.data.sequence_length, rng) for _ in range(parts)]
     whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
     large = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=4 * parts))

@@ -77,27 +77,23 @@ def finished(folder):
     return folder / "finished"
 
 
+def curve(workdir):
+    return [[record["loss"], record.get("val_loss", 0)] for record in read_metrics(workdir)]
+
+
 @pytest.mark.slow
 def test_two_processes_train_on_images_as_one_does(folder, finished):
     lines = "from tests.train.test_visual import visual_config\n\n\ndef get_config():\n    return visual_config({!r})\n"
     (folder / "config.py").write_text(lines.format(str(folder)))
     told = end(trainers(folder, folder / "two", 2))
     assert [code for code, _, _ in told] == [0, 0], told
-    curves = [
-        [[record["loss"], record.get("val_loss", 0)] for record in read_metrics(workdir)]
-        for workdir in (folder / "two", finished)
-    ]
-    np.testing.assert_allclose(*curves, rtol=1e-5)
+    np.testing.assert_allclose(curve(folder / "two"), curve(finished), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_with_fewer_rows_of_patches_has_the_same_losses(folder, finished):
     assert train(visual(folder, **{"data.images.rows": 0.75}), folder / "fewer") == 0
-    curves = [
-        [[record["loss"], record.get("val_loss", 0)] for record in read_metrics(workdir)]
-        for workdir in (folder / "fewer", finished)
-    ]
-    np.testing.assert_allclose(*curves, rtol=1e-5)
+    np.testing.assert_allclose(curve(folder / "fewer"), curve(finished), rtol=1e-5)
 
 
 def params_of(workdir):
@@ -185,6 +181,14 @@ def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):
     assert {"embed", "dense/attention/q_b", "vision/patch", "vision/grid", "vision/layers/attention/q"} <= learned
 
 
+def begun(config, workdir):
+    """The parameters with which a run begins, and those of its config alone."""
+    program = shared_program(config, loss=NLL())
+    workdir.mkdir()
+    with Run(program, workdir, {}) as run:
+        return jax.device_get((run.state.params, program.init().params))
+
+
 def saved_at_once(config, workdir):
     """The workdir of a run that saved its initial parameters."""
     config.checkpoint.every = 1
@@ -206,11 +210,7 @@ def text(folder):
 
 
 def test_a_run_may_start_from_a_model_of_text(folder, text):
-    program = shared_program(visual(folder, init_from=str(text)), loss=NLL())
-    own = jax.device_get(program.init().params)
-    (folder / "seeing").mkdir()
-    with Run(program, folder / "seeing", {}) as run:
-        params = jax.device_get(run.state.params)
+    params, own = begun(visual(folder, init_from=str(text)), folder / "seeing")
     decoder = jax.device_get(load_pretrained(text).params)
     assert not changed({**decoder, "vision": own["vision"]}, params)
     assert "embed" in changed(own, params)
@@ -235,24 +235,18 @@ def test_to_freeze_everything_is_refused(folder):
 def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(folder, finished):
     config = visual_config(str(folder))
     config.model.d_model, config.init_tower_from, config.optimizer.frozen = 48, str(finished), ("text", "tower")
-    program = shared_program(resolve(config), loss=NLL())
-    own = jax.device_get(program.init().params)
-    (folder / "larger").mkdir()
-    with Run(program, folder / "larger", {}) as run:
-        params = jax.device_get(run.state.params)
+    params, own = begun(resolve(config), folder / "larger")
     tower = {name: part for name, part in params_of(finished)["vision"].items() if name != "projector"}
     given = {**own, "vision": {**own["vision"], **tower}}
     assert not changed(given, params) and "vision/layers/attention/q" in changed(own, params)
     config.model.vision.width = 24
-    (folder / "other").mkdir()
     with pytest.raises(UserError, match=r"init_tower_from .* is another model"):
-        Run(shared_program(resolve(config), loss=NLL()), folder / "other", {})
+        begun(resolve(config), folder / "other")
 
 
 def test_a_model_of_text_has_no_tower_to_give(folder, text):
-    (folder / "of text").mkdir()
     with pytest.raises(UserError, match="is a model without vision"):
-        Run(shared_program(visual(folder, init_tower_from=str(text)), loss=NLL()), folder / "of text", {})
+        begun(visual(folder, init_tower_from=str(text)), folder / "of text")
 
 
 @pytest.mark.slow
@@ -284,26 +278,18 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
     assert first["loss/contrast"] > 0 and last["val_loss"] > 0
     learned = params_of(folder / "contrast")["vision"]["contrast"]
     assert np.any(learned["scale"]) and np.any(learned["bias"])
-    (folder / "given").mkdir()
-    with Run(
-        shared_program(visual(folder, init_tower_from=f"{folder}/contrast", **overrides), loss=NLL()),
-        folder / "given",
-        {},
-    ) as run:
-        assert not jax.tree.reduce(lambda any_, leaf: any_ or leaf.any(), run.state.params["vision"]["contrast"], False)
+    params, _ = begun(visual(folder, init_tower_from=f"{folder}/contrast", **overrides), folder / "given")
+    assert not any(leaf.any() for leaf in params["vision"]["contrast"].values())
     export_checkpoint(folder / "contrast", folder / "exported")
     given, read = (params_of(folder / name) for name in ("contrast", "exported"))
     del given["vision"]["contrast"]
     assert not changed(given, read)
     # A stage with it begins from one without, and the other way round.
     for name, origin, options in (("with", "exported", overrides), ("without", "contrast", {})):
-        (folder / name).mkdir()
-        program = shared_program(visual(folder, init_from=f"{folder}/{origin}", **options), loss=NLL())
-        with Run(program, folder / name, {}) as run:
-            begun = jax.tree.map(np.asarray, run.state.params)
-        fresh = begun["vision"].pop("contrast", {})
+        params, _ = begun(visual(folder, init_from=f"{folder}/{origin}", **options), folder / name)
+        fresh = params["vision"].pop("contrast", {})
         assert bool(fresh) == bool(options) and not any(leaf.any() for leaf in fresh.values())
-        assert not changed(given, begun)
+        assert not changed(given, params)
 
 
 def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
@@ -313,7 +299,6 @@ def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
         "text": source(kind="text", path=f"{folder}/corpus/one"),
         "pictures": config.data.sources.pictures,
     }
-    config.train.steps, config.eval.every = 3, 3
     write_corpus(folder / "corpus")
     assert train(resolve(config), folder / "together") == 0
     report = (folder / "together" / "report.md").read_text()

@@ -8,18 +8,12 @@ from typing import Any
 
 from k2jax.agents.api.anthropic_response import MessagesResponse, error_event, messages_error
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.conversation import (
-    Conversation,
-    read_history,
-    read_shared,
-    render,
-    text_of_parts,
-    thinks_after,
-)
-from k2jax.agents.api.dialect import Dialect
+from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools, text_of_parts
+from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
-from k2jax.agents.api.requests import GenerationRequest, api_errors
+from k2jax.agents.api.requests import api_errors
 from k2jax.errors import abbreviate
 from k2jax.text.message_fields import check_names
 from k2jax.text.messages import to_json
@@ -38,25 +32,16 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block of Claude Code that differs from call to call and is not for the model."""
 _PARAGRAPH = "\n\n"
-"""Between text blocks of one message, which are texts of their own."""
-
-
-def parse_messages(body: Any, card: ModelCard) -> GenerationRequest:
-    """Parses the body of a messages request.
-
-    Raises:
-        ApiError: a field is wrong, unknown or not supported; the error names it.
-    """
-    return render(read_messages(body, card), card)
+"""Separator of the text blocks of one message, which are texts of their own."""
 
 
 def count_tokens(body: Any, card: ModelCard) -> dict[str, int]:
     """Returns the answer to a request of ``/v1/messages/count_tokens``: the tokens of its prompt.
 
     Raises:
-        ApiError: as ``parse_messages``.
+        ApiError: as ``Dialect.parse``.
     """
-    return {"input_tokens": len(parse_messages(body, card).prompts[0])}
+    return {"input_tokens": len(DIALECT.parse(body, card).prompts[0])}
 
 
 def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
@@ -68,10 +53,11 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
     with api_errors():
         fields = Fields(body, lenient=lenient)
         max_tokens = None if lenient else fields.integer("max_tokens", None, 1)
-        options, asked = read_shared(fields, card, "/v1/completions", stop_field="stop_sequences")
+        options, asked = read_shared(fields, card, stop_field="stop_sequences")
         if options.n != 1:
             raise unsupported("n")
-        (thinking, is_asked), (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
+        thinking, is_asked = _read_thinking(fields, card)
+        tools, left_out = read_tools(fields, "custom", lambda tool: flat_function(tool, "input_schema"))
         system, listed = fields.take("system"), fields.take("messages")
         output = fields.take("output_config", {})
         if not isinstance(output, dict) or (output.get("format") and not lenient):
@@ -94,7 +80,8 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         read, unread = read_history(messages, origins, fields, card)
         thinking = thinks_after(read[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(read, tuple(origins), tools, options, asked, left_out + unread + tuple(passed or ()))
+        left_out += unread + tuple(passed or ())
+        return Conversation(read, tuple(origins), tools, options, asked=asked, left_out=left_out)
 
 
 def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
@@ -107,32 +94,6 @@ def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
     if not isinstance(value, dict) or value.get("type", "adaptive") not in ("enabled", "disabled", "adaptive"):
         raise invalid_value("thinking", "an object of the type enabled, adaptive or disabled", value)
     return card.chat.thinks and value.get("type") != "disabled", value.get("type") == "enabled"
-
-
-def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
-    """The tools to declare to the model, none if the client wants no calls; and the kinds that were left out."""
-    listed, choice = fields.take("tools", []), fields.take("tool_choice", {"type": "auto"})
-    if not isinstance(listed, list):
-        raise invalid_value("tools", "a list", listed)
-    tools, left_out = [], []
-    for tool in listed:
-        kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "custom":  # a tool that Anthropic's servers or clients define
-            if not fields.lenient:
-                raise unsupported("tools", f"tools of the type {abbreviate(kind, 60)} are not supported by this server")
-            left_out.append(kind[:40])
-            continue
-        if not (isinstance(kind, str) and isinstance(tool.get("name"), str) and tool["name"]):
-            raise invalid_value("tools", "tools with a name", tool)
-        function = {"name": tool["name"], "description": tool.get("description") or ""}
-        function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
-        tools.append({"type": "function", "function": function})
-    wanted = choice.get("type") if isinstance(choice, dict) else None
-    if wanted not in ("auto", "none"):
-        if not fields.lenient:
-            raise unsupported("tool_choice", "tool_choice must have the type auto or none")
-        left_out.append("tool_choice")
-    return tuple(tools) if wanted != "none" else (), tuple(left_out)
 
 
 def _check_fields(message: Any, origin: str, passed: list[str] | None) -> None:
@@ -248,4 +209,6 @@ def _read_answer(blocks: list[dict[str, Any]], origin: str) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-DIALECT = Dialect("/v1/messages", parse_messages, MessagesResponse, read_messages, messages_error, error_event)
+DIALECT = chat_dialect(
+    "/v1/messages", MessagesResponse, read_messages, error_body=messages_error, error_event=error_event
+)

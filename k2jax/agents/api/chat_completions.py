@@ -7,15 +7,15 @@ import dataclasses
 from typing import Any, ClassVar
 
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.conversation import Conversation, read_history, read_shared, render, thinks_after
+from k2jax.agents.api.conversation import Conversation, has_name, read_shared, read_tools
 from k2jax.agents.api.detokenize import Delta, ScoredToken, ToolCallDelta
-from k2jax.agents.api.dialect import Dialect
+from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
-from k2jax.agents.api.requests import IGNORED, NEUTRAL, GenerationRequest, api_errors
+from k2jax.agents.api.requests import IGNORED, NEUTRAL, api_errors
 from k2jax.agents.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
-from k2jax.errors import abbreviate
 
 _NEUTRAL: Mapping[str, Any] = {
     **NEUTRAL,
@@ -33,17 +33,6 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def parse_chat(body: Any, card: ModelCard) -> GenerationRequest:
-    """Parses the body of a chat request.
-
-    Raises:
-        ApiError: a field is wrong, unknown or not supported; the error names it.
-    """
-    conversation = read_chat(body, card)
-    new_name = "max_completion_tokens"
-    return render(conversation, card, new_name if body.get(new_name) is not None else "max_tokens")
-
-
 def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
     """Reads the conversation in the body of a chat request; see ``ReadConversation``.
 
@@ -56,10 +45,9 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
         top_logprobs = fields.integer("top_logprobs", None, 0, MAX_TOP_LOGPROBS)
         if top_logprobs is not None and not logprobs:
             raise bad_request("top_logprobs", "top_logprobs needs logprobs: true")
-        if not lenient:
-            max_tokens = _read_max_tokens(fields)
-        options, asked = read_shared(fields, card, "/v1/completions", top_logprobs=top_logprobs or 0)
-        messages, (tools, left_out) = fields.take("messages"), _read_tools(fields)
+        max_tokens, limit_field = (None, "") if lenient else _read_max_tokens(fields)
+        options, asked = read_shared(fields, card, top_logprobs=top_logprobs or 0)
+        messages, (tools, left_out) = fields.take("messages"), read_tools(fields, "function", _declared)
         thinking, is_asked, passed_over = _read_thinking(fields, card)
         continues = _read_continuation(fields)
         left_out += passed_over + fields.finish(IGNORED, _NEUTRAL)
@@ -70,10 +58,9 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
             raise bad_request(origin, "function_call of a chat message is not supported by this server; use tool_calls")
         messages, unread = read_history(_continued(messages, continues), origins, fields, card)
         thinking = thinks_after(messages[-1], thinking, thinking and is_asked)
-        options = dataclasses.replace(
-            options, max_tokens=None if lenient else max_tokens, logprobs=logprobs, thinking=thinking
-        )
-        return Conversation(messages, origins, tuple(tools), options, asked, left_out + unread)
+        options = dataclasses.replace(options, max_tokens=max_tokens, logprobs=logprobs, thinking=thinking)
+        read = {"asked": asked, "left_out": left_out + unread, "limit_field": limit_field}
+        return Conversation(messages, origins, tools, options, **read)
 
 
 class ChatResponse(ResponseBuilder):
@@ -130,34 +117,16 @@ def _join_calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
     return calls
 
 
-def _read_max_tokens(fields: Fields) -> int | None:
-    """The limit under its old name or its new one."""
+def _read_max_tokens(fields: Fields) -> tuple[int | None, str]:
+    """The limit under its old name or its new one, and that name."""
     old, new = fields.integer("max_tokens", None, 1), fields.integer("max_completion_tokens", None, 1)
     if None not in (old, new) and old != new:
         raise bad_request("max_tokens", "max_tokens and max_completion_tokens disagree")
-    return old if new is None else new
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
 
 
-def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The tools to declare to the model, none if the client wants no calls; and the kinds that were left out."""
-    tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
-    if not isinstance(tools, list):
-        raise invalid_value("tools", "a list", tools)
-    functions, left_out = [], []
-    for tool in tools:
-        if fields.lenient and isinstance(tool, dict) and tool.get("type", "function") != "function":
-            kind = tool["type"]
-            left_out.append(kind[:40] if isinstance(kind, str) else abbreviate(kind, 40))
-            continue
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
-            raise invalid_value("tools", "functions with a name", tool)
-        functions.append(tool)
-    if choice not in ("auto", "none"):
-        if not fields.lenient:
-            raise unsupported("tool_choice", "tool_choice must be auto or none")
-        left_out.append("tool_choice")
-    return functions if choice != "none" else [], tuple(left_out)
+def _declared(tool: dict[str, Any]) -> Mapping[str, Any] | None:
+    return tool if has_name(tool.get("function")) else None
 
 
 def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool, tuple[str, ...]]:
@@ -200,4 +169,4 @@ def _continued(messages: list[Any], continues: bool) -> list[Any]:
     return [*messages[:-1], {**last, "partial": True}] if continues and isinstance(last, dict) else messages
 
 
-DIALECT = Dialect("/v1/chat/completions", parse_chat, ChatResponse, read_chat)
+DIALECT = chat_dialect("/v1/chat/completions", ChatResponse, read_chat)

@@ -1,17 +1,17 @@
 """A conversation as every chat dialect parses to it: messages and tools in OpenAI's chat format, and options.
 
-A server renders it to token ids anew for every request. A gateway finds out how it goes on from what it has recorded.
+A server renders it to token ids anew for every request. A gateway finds out how it continues from what it has recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
 from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.encoding import dump_json
-from k2jax.agents.api.fields import Fields
+from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.lengths import check_text, check_texts
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
@@ -20,8 +20,7 @@ from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.call_ids import with_call_ids
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import start_reading
-from k2jax.text.message_fields import read_message
-from k2jax.text.messages import stated_reasoning, without_old_reasoning
+from k2jax.text.messages import without_old_reasoning
 from k2jax.text.tool_calls import CALL_BEGIN
 
 SAMPLING_FIELDS = (
@@ -33,7 +32,7 @@ MALFORMED = "malformed_arguments"
 
 MAX_DEPTH = 64
 """Arguments of calls that are nested deeper count as malformed."""
-MOST_ARGUMENT_VALUES = 50_000
+MAX_ARGUMENT_VALUES = 50_000
 """Arguments of a call with more values count as malformed."""
 
 
@@ -48,14 +47,17 @@ class Conversation:
         options: how to answer: a request without prompts.
         asked: sampling parameters that a lenient reader took out of the body unread.
         left_out: what a lenient reader passed over: kinds of tools that are no functions, and names of fields.
+        limit_field: the field that ``options.max_tokens`` came from, for errors.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     origins: tuple[str, ...]
     tools: tuple[Mapping[str, Any], ...]
     options: GenerationRequest
+    _: dataclasses.KW_ONLY
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    limit_field: str = "max_tokens"
 
     @property
     def is_continued(self) -> bool:
@@ -73,14 +75,13 @@ sampling parameters unread, passes over fields that it does not know, and takes 
 
 
 def read_shared(
-    fields: Fields, card: ModelCard, path: str, stop_field: str = "stop", top_logprobs: int = 0
+    fields: Fields, card: ModelCard, stop_field: str = "stop", top_logprobs: int = 0
 ) -> tuple[GenerationRequest, dict[str, Any]]:
     """Reads what the chat dialects share.
 
     Args:
         fields: of the body.
         card: the served model.
-        path: route of a dialect that needs no chat format, for the error.
         stop_field: name of the field with the stop strings.
         top_logprobs: alternatives per token.
 
@@ -95,7 +96,7 @@ def read_shared(
     if not fields.lenient:
         card.check_name(name)
     if card.chat is None:
-        raise unsupported("model", f"{card.name} has no chat format; use {path}")
+        raise unsupported("model", f"{card.name} has no chat format; use /v1/completions")
     asked = {name: fields.take(name) for name in SAMPLING_FIELDS} if fields.lenient else {}
     stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
     options = read_options(fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs, stop_field=stop_field)
@@ -104,13 +105,66 @@ def read_shared(
     return options, {k: v for k, v in asked.items() if v is not None}
 
 
-def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_tokens") -> GenerationRequest:
-    """Returns the request of a conversation whose every message is encoded anew.
+def read_tools(
+    fields: Fields, kind: str, declare: Callable[[dict[str, Any]], Mapping[str, Any] | None]
+) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """Reads the fields ``tools`` and ``tool_choice``.
 
     Args:
-        conversation: of a reader.
-        card: the served model.
-        limit_field: name of the field with the most tokens of the answer, for the error.
+        fields: of the body.
+        kind: type of the tools that are functions, which is also that of a tool without a type.
+        declare: returns a tool in OpenAI's chat format; None for one that has no name.
+
+    Returns:
+        The tools to declare to the model, none if the client wants no calls; and what a lenient reader passed over:
+        kinds of tools that servers or clients define, and a choice that cannot be kept.
+
+    Raises:
+        ApiError: a tool or the choice is wrong, or not supported by a strict reader.
+    """
+    listed, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
+    if not isinstance(listed, list):
+        raise invalid_value("tools", "a list", listed)
+    tools, left_out = [], []
+    for tool in listed:
+        other = (isinstance(tool, dict) and tool.get("type")) or kind
+        if other != kind and not fields.lenient:
+            raise unsupported("tools", f"tools of the type {abbreviate(other, 60)} are not supported by this server")
+        if other != kind:
+            left_out.append(other[:40] if isinstance(other, str) else abbreviate(other, 40))
+        elif not isinstance(tool, dict) or (declared := declare(tool)) is None:
+            raise invalid_value("tools", "functions with a name", tool)
+        else:
+            tools.append(declared)
+    choice = choice.get("type") if isinstance(choice, dict) else choice  # as Anthropic has it
+    if choice not in ("auto", "none"):
+        if not fields.lenient:
+            raise unsupported("tool_choice", "tool_choice must be auto or none")
+        left_out.append("tool_choice")
+    return tuple(tools) if choice != "none" else (), tuple(left_out)
+
+
+def flat_function(tool: dict[str, Any], schema: str) -> Mapping[str, Any] | None:
+    """Returns a tool that is the function itself in OpenAI's chat format; None for one without a name.
+
+    Args:
+        tool: of a body.
+        schema: the field with the schema of its arguments.
+    """
+    if not has_name(tool):
+        return None
+    parameters = tool.get(schema) or {"type": "object", "properties": {}}
+    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def has_name(function: Any) -> bool:
+    """Whether a value is a function with a name."""
+    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+
+
+def render(conversation: Conversation, card: ModelCard) -> GenerationRequest:
+    """Returns the request of a conversation whose every message is encoded anew.
 
     Raises:
         ApiError: a message or tool is wrong, or the conversation is too long, alone or with the longest answer that
@@ -120,7 +174,7 @@ def render(conversation: Conversation, card: ModelCard, limit_field: str = "max_
         conversation.check_length(card)
         prompt, media = _render(conversation, card)
         rendered = dataclasses.replace(conversation.options, prompts=(prompt,), media=media)
-        return check_room(limit_field, rendered, card)
+        return check_room(conversation.limit_field, rendered, card)
 
 
 def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:
@@ -168,7 +222,7 @@ def arguments_object(text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        value = parse_bounded_json(text, MOST_ARGUMENT_VALUES)
+        value = parse_bounded_json(text, MAX_ARGUMENT_VALUES)
         if _is_deep(value):  # wherever the interpreter's own limit is
             return {MALFORMED: text}
         dump_json(value)  # refuses what no strict reader takes back: infinities and unpaired surrogates
@@ -188,61 +242,6 @@ def _is_deep(value: Any) -> bool:
             for item in (parent.values() if isinstance(parent, dict) else parent)
         ]
     return bool(level)
-
-
-def read_history(
-    messages: Sequence[Any], origins: Sequence[str], fields: Fields, card: ModelCard
-) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """The messages of a client in the form that chat formats render, and what a lenient reader passed over.
-
-    Args:
-        messages: in any dialect of OpenAI's chat format.
-        origins: the field that each came from.
-        fields: of the body.
-        card: the served model.
-
-    Raises:
-        ApiError: a message is wrong, or has a field that is not read.
-    """
-    passed: list[str] | None = [] if fields.lenient else None
-    read = []
-    for message, origin in zip(messages, origins, strict=True):
-        try:
-            read.append(read_message(message, origin, passed))
-            _check_partial(read[-1], origin, len(read) == len(messages))
-        except UserError as error:
-            raise bad_request(origin, str(error)) from None
-        if passed is not None and not card.chat.thinks and stated_reasoning(read[-1]):
-            read[-1] = {name: value for name, value in read[-1].items() if name != "reasoning_content"}
-            passed.append(f"{origin}.reasoning_content")
-    return tuple(read), tuple(passed or ())
-
-
-def thinks_after(message: Mapping[str, Any], thinking: bool, is_asked: bool) -> bool:
-    """Whether an answer begins with reasoning: not where the last message, which the model continues, has begun it.
-
-    Args:
-        message: the last one.
-        thinking: whether other answers do.
-        is_asked: whether the client asks for reasoning itself.
-
-    Raises:
-        ApiError: it does, and what is to be continued has none.
-    """
-    if message.get("partial") and is_asked and not message.get("reasoning_content"):
-        text = "an answer that is begun has no reasoning after that: turn it off, or begin with reasoning_content"
-        raise bad_request("messages", text)
-    return thinking and not message.get("partial")
-
-
-def _check_partial(message: Mapping[str, Any], origin: str, is_last: bool) -> None:
-    """Refuses what cannot be continued."""
-    if not message.get("partial"):
-        return
-    if not is_last:
-        raise UserError(f"{origin} is partial: the model can continue the last message alone")
-    if message.get("tool_calls") or not isinstance(message["content"], str):
-        raise UserError(f"{origin} is partial and has more than a text, which the model cannot continue")
 
 
 def _render(conversation: Conversation, card: ModelCard) -> tuple[tuple[int, ...], tuple[Any, ...]]:

@@ -38,7 +38,7 @@ class GeneratedToken(NamedTuple):
 
 
 class PromptLogprobs(NamedTuple):
-    """Of all tokens of a prompt but the first.
+    """Log-probabilities of all tokens of a prompt but the first.
 
     Attributes:
         logprobs: log-probability of each; empty where the prompt is not scored.
@@ -135,7 +135,7 @@ class Detokenizer:
 
         Args:
             tokens: tokens that were generated since the last call.
-            finish: why the engine ended the sequence; None while it goes on.
+            finish: why the engine ended the sequence; None while it continues.
             prompt: log-probabilities of a prompt that is echoed; read in the first call that has tokens.
         """
         tokens, scored = list(tokens), []

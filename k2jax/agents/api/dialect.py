@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.conversation import ReadConversation
+from k2jax.agents.api.conversation import ReadConversation, render
 from k2jax.agents.api.detokenize import Delta
 from k2jax.agents.api.encoding import NamedEvent
 from k2jax.agents.api.model_card import ModelCard
@@ -64,3 +64,13 @@ class Dialect(NamedTuple):
     read: ReadConversation | None = None
     error_body: Callable[[ApiError], dict[str, Any]] = openai_error
     error_event: Callable[[ApiError], dict[str, Any] | NamedEvent] = openai_error
+
+
+def chat_dialect(
+    path: str,
+    respond: Callable[[GenerationRequest, ModelCard], DialectResponse],
+    read: ReadConversation,
+    **errors: Callable[[ApiError], Any],
+) -> Dialect:
+    """Returns the dialect of an endpoint whose bodies hold conversations; see ``Dialect``."""
+    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read, **errors)

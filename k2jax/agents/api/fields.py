@@ -9,7 +9,7 @@ from k2jax.agents.api.api_error import ApiError, bad_request, unsupported
 from k2jax.errors import abbreviate
 
 _LONGEST_NAME = 80  # characters of a client's field name that an error repeats
-_MOST_NAMES = 20  # fields that were passed over and are named
+_MAX_NAMES = 20  # fields that were passed over and are named
 
 
 class Fields:
@@ -88,7 +88,7 @@ class Fields:
                 raise unsupported(name)
             else:
                 raise bad_request(shown, f"unrecognized request argument: {shown}", "unknown_parameter")
-        return tuple(passed[:_MOST_NAMES])
+        return tuple(passed[:_MAX_NAMES])
 
     def _take_typed(self, name: str, default: Any, kind: type, expected: str) -> Any:
         value = self._unread.pop(name, default)

@@ -66,11 +66,11 @@ def check_text(param: str, text: str, card: ModelCard, shortened: int = 1) -> No
     if len(text) * (1 if text.isascii() else 4) <= min(_SURELY_SHORT * card.max_length, _SHORT):
         return
     # Where a text is cut, a piece may have some tokens more than the text has there.
-    most = shortened * card.max_length * 5 // 4 + 64
+    limit = shortened * card.max_length * 5 // 4 + 64
     tokens = 0
     for begin in range(0, len(text), _PIECE):
         tokens += len(card.tokenizer.encode(text[begin : begin + _PIECE]))
-        if tokens > most:
+        if tokens > limit:
             check_prompt_length(param, tokens // shortened, card)
 
 

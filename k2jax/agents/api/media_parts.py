@@ -7,7 +7,7 @@ from typing import Any
 
 from k2jax.agents.api.api_error import ApiError
 
-MOST_MEDIA_BYTES = 2 << 30
+MAX_MEDIA_BYTES = 2 << 30
 """Patches of images that requests in progress hold, while there are several of them."""
 
 
@@ -22,7 +22,7 @@ def check_media_room(new: Sequence[Any], held: Iterable[Sequence[Any]]) -> None:
     if not size:
         return
     held_bytes = sum(map(_media_bytes, held))
-    if held_bytes and held_bytes + size > MOST_MEDIA_BYTES:
+    if held_bytes and held_bytes + size > MAX_MEDIA_BYTES:
         message = "too many images are waiting; try again later"
         raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 

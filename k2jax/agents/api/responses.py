@@ -7,22 +7,18 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.conversation import Conversation, read_history, read_shared, render, thinks_after
-from k2jax.agents.api.dialect import Dialect
+from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools
+from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
-from k2jax.agents.api.requests import GenerationRequest, api_errors
+from k2jax.agents.api.requests import IGNORED, api_errors
 from k2jax.agents.api.responses_response import ResponsesResponse, error_event
 from k2jax.errors import abbreviate
 from k2jax.text.message_fields import check_names
 
 # What cannot change an answer: places, prices, caches, and what a response is to hold beside it.
-_IGNORED = frozenset(
-    {
-        *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "include", "client_metadata", "truncation"),
-    }
-)
+_IGNORED = IGNORED | {"prompt_cache_retention", "include", "client_metadata", "truncation"}
 _NEUTRAL: Mapping[str, Any] = {
     **{"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "top_logprobs": 0, "background": False},
     "parallel_tool_calls": True,
@@ -38,15 +34,6 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def parse_response(body: Any, card: ModelCard) -> GenerationRequest:
-    """Parses the body of a responses request.
-
-    Raises:
-        ApiError: a field is wrong, unknown or not supported; the error names it.
-    """
-    return render(read_response(body, card), card, "max_output_tokens")
-
-
 def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
     """Reads the conversation in the body of a responses request; see ``ReadConversation``.
 
@@ -56,14 +43,15 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
     with api_errors():
         fields = Fields(body, lenient=lenient)
         max_tokens = None if lenient else fields.integer("max_output_tokens", None, 1)
-        options, asked = read_shared(fields, card, "/v1/completions")
+        options, asked = read_shared(fields, card)
         if options.n != 1:
             raise unsupported("n")
         for name in ("previous_response_id", "conversation"):
             if fields.take(name) is not None:  # also of agents: the history would be lost
                 raise unsupported(name, f"this server stores no responses; send the history as input, not {name}")
         _check_text(fields)
-        thinking, (tools, left_out) = _read_thinking(fields, card), _read_tools(fields)
+        thinking = _read_thinking(fields, card)
+        tools, left_out = read_tools(fields, "function", lambda tool: flat_function(tool, "parameters"))
         instructions, listed = fields.text("instructions", ""), fields.take("input")
         left_out += fields.finish(_IGNORED, _NEUTRAL)
         reader = _InputReader([] if lenient else None)
@@ -73,8 +61,8 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         messages, unread = read_history(reader.messages, reader.origins, fields, card)
         thinking = thinks_after(messages[-1], thinking, False)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        left_out += unread + tuple(reader.passed or ())
-        return Conversation(messages, tuple(reader.origins), tools, options, asked, left_out)
+        read = {"asked": asked, "left_out": left_out + unread + tuple(reader.passed or ())}
+        return Conversation(messages, tuple(reader.origins), tools, options, **read, limit_field="max_output_tokens")
 
 
 def _check_text(fields: Fields) -> None:
@@ -92,31 +80,6 @@ def _read_thinking(fields: Fields, card: ModelCard) -> bool:
     if not isinstance(value, dict):
         raise invalid_value("reasoning", "an object", value)
     return card.chat.thinks and value.get("effort") != "none"
-
-
-def _read_tools(fields: Fields) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
-    """The tools to declare to the model, none if the client wants no calls; and the kinds that were left out."""
-    listed, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
-    if not isinstance(listed, list):
-        raise invalid_value("tools", "a list", listed)
-    tools, left_out = [], []
-    for tool in listed:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":  # tools that OpenAI's servers or clients define
-            if not fields.lenient:
-                raise unsupported("tools", f"tools of the type {abbreviate(kind, 60)} are not supported by this server")
-            left_out.append(kind[:40])
-            continue
-        if not (isinstance(kind, str) and isinstance(tool.get("name"), str) and tool["name"]):
-            raise invalid_value("tools", "functions with a name", tool)
-        function = {"name": tool["name"], "description": tool.get("description") or ""}
-        function["parameters"] = tool.get("parameters") or {"type": "object", "properties": {}}
-        tools.append({"type": "function", "function": function})
-    if choice not in ("auto", "none"):
-        if not fields.lenient:
-            raise unsupported("tool_choice", "tool_choice must be auto or none")
-        left_out.append("tool_choice")
-    return tuple(tools) if choice != "none" else (), tuple(left_out)
 
 
 class _InputReader:
@@ -230,4 +193,4 @@ def _part(part: dict[str, Any], origin: str) -> dict[str, Any]:
     raise bad_request(origin, f"{origin} has a part that this server does not read: {abbreviate(kind, 60)}")
 
 
-DIALECT = Dialect("/v1/responses", parse_response, ResponsesResponse, read_response, error_event=error_event)
+DIALECT = chat_dialect("/v1/responses", ResponsesResponse, read_response, error_event=error_event)

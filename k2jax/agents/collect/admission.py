@@ -25,19 +25,19 @@ class Admission:
 
     Args:
         start: first limit.
-        least: lower bound.
-        most: upper bound.
+        minimum: lower bound.
+        maximum: upper bound.
         increase: added by every observation without pressure while the limit is reached.
 
     Attributes:
         limit: how many episodes may run now.
     """
 
-    def __init__(self, start: int, *, least: int = 1, most: int = 1 << 30, increase: int = 1):
-        if not (1 <= least <= start <= most and increase >= 1):
+    def __init__(self, start: int, *, minimum: int = 1, maximum: int = 1 << 30, increase: int = 1):
+        if not (1 <= minimum <= start <= maximum and increase >= 1):
             raise ValueError("admission needs 1 <= least <= start <= most and increase >= 1")
         self._limit = float(start)
-        self._least, self._most, self._increase = least, most, increase
+        self._minimum, self._maximum, self._increase = minimum, maximum, increase
 
     @property
     def limit(self) -> int:
@@ -54,9 +54,9 @@ class Admission:
         """
         if preempted or pages >= PRESSURE:
             if running <= self.limit:  # or the last decrease has not taken effect: episodes that run are not stopped
-                self._limit = max(self._least, self._limit * DECREASE)
+                self._limit = max(self._minimum, self._limit * DECREASE)
         elif running >= self.limit:
-            self._limit = min(self._most, self._limit + self._increase)
+            self._limit = min(self._maximum, self._limit + self._increase)
 
 
 class EngineLoads:

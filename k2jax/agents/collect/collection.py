@@ -176,15 +176,15 @@ class Collection:
 
     def _admission(self) -> Admission | None:
         """Follows the caches of engines; a deterministic collection follows no load, and of a server none is known."""
-        most = self._workers * self._capacity
-        if self._deterministic or not self._source.checkpoint or most < 2 * self._engines:
+        maximum = self._workers * self._capacity
+        if self._deterministic or not self._source.checkpoint or maximum < 2 * self._engines:
             return None
         slots = self._config.rl.rollout.slots
-        start = min(most, 2 * slots * self._engines)  # half of the episodes may be waiting for tools
-        return Admission(start, least=self._engines, most=most, increase=max(1, slots // 8))
+        start = min(maximum, 2 * slots * self._engines)  # half of the episodes may be waiting for tools
+        return Admission(start, minimum=self._engines, maximum=maximum, increase=max(1, slots // 8))
 
     def _check_identity(self, tokenizer: Tokenizer) -> None:
-        """A folder goes on only with the same source, sampling and vocabulary."""
+        """A folder continues only with the same source, sampling and vocabulary."""
         path = self._folder / _IDENTITY
         identity = dataclasses.asdict(self._source) | {
             "samples": self._samples,
@@ -194,11 +194,11 @@ class Collection:
             "tokenizer": tokenizer.fingerprint,
         }
         if path.exists():
-            known = json.loads(path.read_bytes())
+            recorded = json.loads(path.read_bytes())
             for name, value in identity.items():
-                if known.get(name) != value:
+                if recorded.get(name) != value:
                     raise UserError(
-                        f"{self._folder} holds a collection with another {name} ({known.get(name)}, not {value}); "
+                        f"{self._folder} holds a collection with another {name} ({recorded.get(name)}, not {value}); "
                         "give another folder"
                     )
             return
@@ -215,7 +215,6 @@ class Collection:
                 "socket": os.path.join(folder, "engine"),
                 "checkpoint": self._source.checkpoint,
                 "slots": rollout.slots,
-                "page_size": rollout.page_size,
                 "max_length": rollout.max_length,
                 "deterministic": self._deterministic,
                 "vision": self._media,
@@ -233,4 +232,4 @@ async def _watch(engine: subprocess.Popen[bytes], manager: RolloutManager) -> No
     """Ends the collection when the engine's process ends: workers would mask what they cannot generate."""
     while engine.poll() is None:
         await asyncio.sleep(0.2)
-    manager.fail(UserError("the engine's process has ended; its error output says why, and the same command goes on"))
+    manager.fail(UserError("the engine's process has ended; its error output says why, and the same command continues"))

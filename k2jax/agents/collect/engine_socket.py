@@ -194,9 +194,9 @@ class EngineServer:
             while True:
                 await asyncio.sleep(self._interval)
                 if self._load is not None:
-                    told = self._load().pack()
+                    load = self._load().pack()
                     for served in self._connections:
-                        served.connection.send(EngineMessage.PRESSURE, told)
+                        served.connection.send(EngineMessage.PRESSURE, load)
 
     def _connected(self) -> FrameConnection:
         served = _Served(self)

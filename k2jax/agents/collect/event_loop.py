@@ -42,7 +42,7 @@ class Lag(NamedTuple):
     Attributes:
         p50: half of the callbacks that could have been due at any moment ran this late or less.
         p99: the same for 99 % of them.
-        most: the latest.
+        maximum: the latest.
         own_p99: as p99, of the lateness for which this process had the processor: the rest waited for other programs.
         collecting: the longest garbage collection.
         collections: how many there were.
@@ -50,7 +50,7 @@ class Lag(NamedTuple):
 
     p50: float
     p99: float
-    most: float
+    maximum: float
     own_p99: float
     collecting: float
     collections: int

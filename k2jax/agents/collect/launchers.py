@@ -175,16 +175,16 @@ async def _arrived(listener: socket.socket, key: bytes) -> tuple[socket.socket, 
     while True:
         sock, _ = await loop.sock_accept(listener)
         sock.setblocking(False)
-        said = b""
+        greeting = b""
         try:
             async with asyncio.timeout(10.0):
-                while len(said) < _KEY_BYTES + _PID.size:
-                    part = await loop.sock_recv(sock, _KEY_BYTES + _PID.size - len(said))
+                while len(greeting) < _KEY_BYTES + _PID.size:
+                    part = await loop.sock_recv(sock, _KEY_BYTES + _PID.size - len(greeting))
                     if not part:
                         break
-                    said += part
+                    greeting += part
         except (OSError, TimeoutError):
-            said = b""
-        if hmac.compare_digest(said[:_KEY_BYTES], key):
-            return sock, *_PID.unpack(said[_KEY_BYTES:])
+            greeting = b""
+        if hmac.compare_digest(greeting[:_KEY_BYTES], key):
+            return sock, *_PID.unpack(greeting[_KEY_BYTES:])
         sock.close()

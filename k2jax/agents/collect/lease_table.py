@@ -104,9 +104,9 @@ class LeaseTable:
         return len(self._entries)
 
     def join(self, worker: Hashable, capacity: int) -> None:
-        """A worker is ready for so many leases at a time."""
+        """A worker is ready for ``capacity`` leases at a time."""
         if worker in self._free:
-            raise ValueError(f"the worker {worker!r} is here already")
+            raise ValueError(f"the worker {worker!r} already exists")
         self._free[worker], self._held[worker] = capacity, set()
 
     def add(self, task: Hashable, order: Order) -> None:
@@ -168,7 +168,7 @@ class LeaseTable:
         return self._again(lease.task, reason if entry.failures >= self._attempts else None)
 
     def pause(self, number: int, place: Hashable) -> list[Ended]:
-        """A worker gives a lease back: its task goes on from ``place`` after ``wake``."""
+        """A worker gives a lease back: its task continues from ``place`` after ``wake``."""
         lease = self._released(number)
         if lease is None:
             return []
@@ -206,7 +206,7 @@ class LeaseTable:
 
     def _add(self, task: Hashable, order: Order, parent: Hashable | None) -> None:
         if task in self._entries:
-            raise ValueError(f"the task {task!r} is here already")
+            raise ValueError(f"the task {task!r} already exists")
         entry = self._entries[task] = _Entry(order, parent)
         self._push(task, entry)
 

@@ -38,7 +38,7 @@ from k2jax.files.atomic import write_atomic
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
 _DEAD_ON_ARRIVAL = 3
-"""So many workers in a row that die before they are ready end the run."""
+"""Number of workers in a row whose death before they are ready ends the run."""
 
 
 class _ConnectedWorker:
@@ -51,7 +51,7 @@ class _ConnectedWorker:
 
 
 class RolloutManager:
-    """Collects the trajectories of tasks in a folder; a folder whose collection was killed goes on.
+    """Collects the trajectories of tasks in a folder; a folder whose collection was killed continues.
 
     Example:
         >>> runner = "k2jax.agents.collect.episodes:EpisodeRunner"
@@ -72,7 +72,7 @@ class RolloutManager:
     Attributes:
         emitted: keys of all tasks that have ended, in this process or an earlier one.
         probe: lateness of this process while it collects.
-        most_running: the most tasks that ran at a time.
+        max_running: the most tasks that ran at a time.
         lost_workers: workers that died.
         started: sub-episodes that tasks have started.
     """
@@ -99,7 +99,7 @@ class RolloutManager:
         self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard
         self._processes: dict[int, _ConnectedWorker] = {}
         self._ends: asyncio.Queue[Emission | BaseException] = asyncio.Queue()
-        self._dead_on_arrival = self.lost_workers = self.most_running = self.started = 0
+        self._dead_on_arrival = self.lost_workers = self.max_running = self.started = 0
         self._pumping = self._closing = False
         self._hiring: set[asyncio.Task[None]] = set()
         self.probe = LagProbe()
@@ -196,7 +196,7 @@ class RolloutManager:
             self._ends.put_nowait(error)
 
     def _on_frame(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
-        """Acts on a frame; an error ends the collection, where asyncio would end the connection and go on."""
+        """Acts on a frame; an error ends the collection, where asyncio would end the connection and continue."""
         try:
             self._act(worker, kind, body)
         except Exception as error:
@@ -288,8 +288,8 @@ class RolloutManager:
         shard, order = self._started.pop(ended.task)
         if ended.end != "cancelled" and shard in self._processes:
             place = ended.result.place if ended.end == "done" else None
-            told = StartedEnd(order.lease, order.number, place, ended.reason)
-            self._processes[shard].connection.send(WorkerMessage.STARTED_END, told.pack())
+            message = StartedEnd(order.lease, order.number, place, ended.reason)
+            self._processes[shard].connection.send(WorkerMessage.STARTED_END, message.pack())
 
     def _pump_soon(self) -> None:
         if not self._pumping:
@@ -307,7 +307,7 @@ class RolloutManager:
             self._give(lease)
         else:
             self._pump_soon()
-        self.most_running = max(self.most_running, self._table.running)
+        self.max_running = max(self.max_running, self._table.running)
 
     def _give(self, lease: Lease) -> None:
         if lease.task in self._started:

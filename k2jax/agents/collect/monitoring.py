@@ -111,7 +111,7 @@ class RolloutMetrics:
         yield GaugeMetricFamily("k2jax_rollout_running", "Episodes that workers have", manager.running)
         yield GaugeMetricFamily("k2jax_rollout_waiting", "Episodes that no worker has yet", manager.waiting)
         lag = manager.probe.lag
-        for name, value in (("p50", lag.p50), ("p99", lag.p99), ("most", lag.most)):
+        for name, value in (("p50", lag.p50), ("p99", lag.p99), ("most", lag.maximum)):
             meaning = "How late the scheduler is [s]"
             yield GaugeMetricFamily(f"k2jax_rollout_lag_{name}_seconds", meaning, value)
 
@@ -166,11 +166,11 @@ def _problems(folder: Path | str, emission: Emission) -> list[str]:
         "reward": (reward, emission.reward),
         "number of tokens": (trajectory.sampled_tokens, emission.tokens),
     }
-    wrong = [f"its {name} is {there}, the journal's {said}" for name, (there, said) in pairs.items() if there != said]
+    wrong = [f"its {name} is {own}, the journal's {entry}" for name, (own, entry) in pairs.items() if own != entry]
     return [*wrong, *verify(trajectory)]
 
 
-MOST_EVENTS = 200_000
+MAX_EVENTS = 200_000
 """Events that a trace keeps: browsers show no more."""
 
 
@@ -214,7 +214,7 @@ class ChromeTrace:
         write_atomic(path, json.dumps({"traceEvents": [*names, *self._events]}).encode())
 
     def _add(self, event: dict[str, Any]) -> None:
-        if len(self._events) < MOST_EVENTS:
+        if len(self._events) < MAX_EVENTS:
             self._events.append(event)
 
     def _now(self) -> float:

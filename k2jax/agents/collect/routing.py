@@ -23,8 +23,8 @@ BLOCK = 64
 class KnownBlocks:
     """Blocks in one engine's cache, by the hash of everything up to their ends; the one unused for longest first."""
 
-    def __init__(self, most: int):
-        self._most = most
+    def __init__(self, limit: int):
+        self._limit = limit
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def cached(self, chain: Sequence[int]) -> int:
@@ -39,7 +39,7 @@ class KnownBlocks:
         for block in reversed(chain):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        while len(self._blocks) > self._most:
+        while len(self._blocks) > self._limit:
             self._blocks.popitem(last=False)
 
 
@@ -64,7 +64,7 @@ class Router:
         self.running = [0] * engines
         self.cached_tokens = self.prompt_tokens = 0
         self._policy, self._bound, self._next = policy, bound, 0
-        self._known = [KnownBlocks(max(1, tokens // BLOCK)) for _ in range(engines)]
+        self._caches = [KnownBlocks(max(1, tokens // BLOCK)) for _ in range(engines)]
 
     def choose(self, prompt: np.ndarray, among: Sequence[int] | None = None) -> tuple[int, int]:
         """The engine for a prompt; it has one more request until ``done``.
@@ -83,9 +83,9 @@ class Router:
         else:
             idlest = min(self.running[engine] for engine in engines)
             free = [engine for engine in engines if self.running[engine] <= idlest + self._bound]
-            engine = max(free, key=lambda each: (self._known[each].cached(chain), -self.running[each], -each))
-        cached = self._known[engine].cached(chain) * BLOCK
-        self._known[engine].add(chain)
+            engine = max(free, key=lambda each: (self._caches[each].cached(chain), -self.running[each], -each))
+        cached = self._caches[engine].cached(chain) * BLOCK
+        self._caches[engine].add(chain)
         self.running[engine] += 1
         self.cached_tokens += cached
         self.prompt_tokens += len(prompt)
@@ -95,7 +95,7 @@ class Router:
         """A request has ended; ``sequence`` int32 ``[T]``, prompt and completion, is what its engine now has."""
         self.running[engine] -= 1
         if sequence is not None:
-            self._known[engine].add(chained_blocks(sequence))
+            self._caches[engine].add(chained_blocks(sequence))
 
 
 def chained_blocks(tokens: np.ndarray) -> list[int]:
@@ -124,13 +124,13 @@ def shared_instances(engines: int, queues: Sequence[float], now: Sequence[int]) 
     total = sum(queues)
     if total <= 0:
         return list(now)
-    wanted = [max(1.0, engines * queue / total) for queue in queues]
-    shortage = [want - have for want, have in zip(wanted, now, strict=True)]
-    most = int(np.argmax(shortage))
-    least = min((role for role in range(len(now)) if now[role] > 1), key=lambda role: shortage[role], default=most)
-    if most == least or shortage[most] <= 0.5 or shortage[least] >= -0.5:
+    shares = [max(1.0, engines * queue / total) for queue in queues]
+    shortage = [want - have for want, have in zip(shares, now, strict=True)]
+    gaining = int(np.argmax(shortage))
+    losing = min((role for role in range(len(now)) if now[role] > 1), key=lambda role: shortage[role], default=gaining)
+    if gaining == losing or shortage[gaining] <= 0.5 or shortage[losing] >= -0.5:
         return list(now)
-    return [have + (role == most) - (role == least) for role, have in enumerate(now)]
+    return [have + (role == gaining) - (role == losing) for role, have in enumerate(now)]
 
 
 REVIEW = 64

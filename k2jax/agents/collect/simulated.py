@@ -32,7 +32,7 @@ class Simulation:
         tokens_drawn: mean of those that are drawn beyond [tokens].
         calls: least calls of the tool in an episode.
         more: probability of a further call after those.
-        most: most calls in an episode.
+        max_calls: most calls in an episode.
         answer: mean time of an answer [s]; half of it is fixed, half is drawn.
         tool: mean time of a call of the tool [s], drawn.
     """
@@ -41,7 +41,7 @@ class Simulation:
     tokens_drawn: float = 20.0
     calls: int = 2
     more: float = 0.3
-    most: int = 6
+    max_calls: int = 6
     answer: float = 1.0
     tool: float = 0.2
 
@@ -55,14 +55,14 @@ class SimulatedEngine(Client):
 
     Attributes:
         running: answers that are under way.
-        most_running: the most at a time.
+        max_running: the most at a time.
     """
 
     def __init__(self, tokenizer: Tokenizer, simulation: Simulation):
         self._end, self._simulation = tokenizer.eos, simulation
         self._text = np.array(tokenizer.encode(_WORDS * 40), np.int32)
         self._call = np.array(tokenizer.encode(f"\n!{TOOL} 7"), np.int32)
-        self.running = self.most_running = 0
+        self.running = self.max_running = 0
 
     async def generate(
         self,
@@ -82,12 +82,12 @@ class SimulatedEngine(Client):
         calls = int(np.count_nonzero(np.asarray(prompt) == self._end)) // 2  # a prompt, then an answer and a result
         length = simulation.tokens + int(rng.exponential(simulation.tokens_drawn))
         begin, uniform, drawn = int(rng.integers(len(_WORDS))), rng.random(), rng.exponential()
-        again = calls < simulation.calls or (calls < simulation.most and uniform < simulation.more)
+        again = calls < simulation.calls or (calls < simulation.max_calls and uniform < simulation.more)
         parts = [self._text[begin : begin + length], *([self._call] if again else []), [self._end]]
         tokens = np.concatenate(parts)[: sampling.max_tokens]
         logprobs = -rng.standard_exponential(len(tokens), np.float32)
         self.running += 1
-        self.most_running = max(self.running, self.most_running)
+        self.max_running = max(self.running, self.max_running)
         try:
             await asyncio.sleep(0.5 * simulation.answer * (1 + drawn))
         finally:

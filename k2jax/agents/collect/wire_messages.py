@@ -78,7 +78,7 @@ class LeaseOrder(Record):
         number: of the lease.
         key: of the episode.
         line: offset of the task's line in its file.
-        paused: where the episode goes on; None to begin.
+        paused: where the episode continues; None to begin.
         starter: shard of the worker whose file the line is in; None for the collection's tasks.
     """
 
@@ -231,7 +231,7 @@ class EngineRequest(NamedTuple):
         number: of the request, on its connection.
         prompt: int32 ``[P]``.
         sampling: how tokens are chosen.
-        resume: the completion that goes on; None to begin.
+        resume: the completion that continues; None to begin.
         images: of the prompt.
     """
 
@@ -248,21 +248,21 @@ def pack_request(
     """A request; ``unpack_request`` is the inverse."""
     text = json.dumps(vars(sampling)).encode()
     prompt_P = np.asarray(prompt, "<i4")
-    known = -1 if resume is None else len(resume.tokens)
-    head = _REQUEST.pack(number, len(text), len(prompt_P), known, len(media))
+    resumed = -1 if resume is None else len(resume.tokens)
+    head = _REQUEST.pack(number, len(text), len(prompt_P), resumed, len(media))
     parts = [head, text, prompt_P.tobytes(), *_pack_images(media)]
     return b"".join(parts if resume is None else [*parts, pack_completion(number, resume)])
 
 
 def unpack_request(data: bytes) -> EngineRequest:
     """Reads a request."""
-    number, text, prompt, known, images = _REQUEST.unpack_from(data)
+    number, text, prompt, resumed, images = _REQUEST.unpack_from(data)
     begin = _REQUEST.size + text
     values = json.loads(data[_REQUEST.size : begin])
     sampling = Sampling(**values | {"stop_tokens": tuple(values["stop_tokens"])})
     prompt_P = np.frombuffer(data, "<i4", prompt, begin)
     media, begin = _unpack_images(data, begin + prompt_P.nbytes, images)
-    return EngineRequest(number, prompt_P, sampling, None if known < 0 else unpack_completion(data[begin:])[1], media)
+    return EngineRequest(number, prompt_P, sampling, None if resumed < 0 else unpack_completion(data[begin:])[1], media)
 
 
 class ScoreRequest(NamedTuple):

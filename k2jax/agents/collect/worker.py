@@ -69,7 +69,7 @@ class Runner(Protocol):
             key: (step, prompt, sample) of the episode.
             kind: class of the task.
             task: what is asked.
-            trajectory: an unfinished episode that goes on; None to begin.
+            trajectory: an unfinished episode that continues; None to begin.
             spawner: runs sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
         Raises:
@@ -195,9 +195,9 @@ class RolloutWorker:
         number, began = NUMBER.pack(order.number), time.monotonic()
         try:
             written = self._written(order)
-            known = None if order.paused is None else stored_trajectory(self._folder, order.paused)
+            paused = None if order.paused is None else stored_trajectory(self._folder, order.paused)
             spawner = Spawner(self._spawned.of(order.number), written.kind, written.path)
-            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, known, spawner)
+            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, paused, spawner)
             offset = self._store.append(0, trajectory)
             place, seconds = RecordPlace(self._shard, offset), time.monotonic() - began
             self._connection.send(WorkerMessage.DONE, _report(order.number, place, trajectory, seconds, waits).pack())
@@ -209,8 +209,8 @@ class RolloutWorker:
             self._connection.send(WorkerMessage.FATAL, b"u" + str(error).encode())
         except Exception as error:
             full = isinstance(error, OSError) and error.errno in _NO_ROOM
-            told = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
-            self._connection.send(WorkerMessage.FATAL, told)
+            message = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
+            self._connection.send(WorkerMessage.FATAL, message)
 
     def _written(self, order: LeaseOrder) -> WrittenTask:
         if order.starter is None:

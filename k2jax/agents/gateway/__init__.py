@@ -5,8 +5,8 @@ Behind them stands a client of the model. What the model sampled keeps its ids, 
 token tree of the rollout's trajectory; what the agent makes of its history decides where the tree branches.
 
 In reading order: ``gateway`` and ``spec`` (rollouts and their keys), ``session`` (one rollout), ``exchange`` (one
-request), ``history`` with ``canonical`` (which recorded node a message is), ``trees``, ``log`` (survives a restart),
-``app`` and ``socket`` (HTTP); ``black_box`` with ``episode_client`` (the scaffold), ``agents`` and ``agent_entries``.
+request), ``history`` with ``canonical`` (which recorded node a message is), ``log`` (survives a restart), ``app`` and
+``socket`` (HTTP); ``black_box`` with ``episode_client`` (the scaffold), ``agents`` and ``agent_entries``.
 """
 
 from k2jax.agents.gateway.gateway import Gateway, RolloutAccess

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -10,19 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.agents.api import CHAT_DIALECTS, ApiError, Conversation, Dialect, DialectResponse, PromptUsage, anthropic
+from k2jax.agents.api import CHAT_DIALECTS, ApiError, Conversation, Dialect, PromptUsage, anthropic
 from k2jax.agents.api.api_error import bad_request, unavailable, unsupported
 from k2jax.agents.api.conversation import render
 from k2jax.agents.api.requests import api_errors
-from k2jax.agents.gateway.exchange import Exchange, PreparedRequest
+from k2jax.agents.gateway.exchange import PreparedRequest
 from k2jax.agents.gateway.gateway import Gateway
 from k2jax.agents.gateway.history import conversation_keys, encode_history
 from k2jax.agents.gateway.session import GatewaySession
 from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.agents.web.arrivals import Arrival, Arrivals, busy, longest_body
-from k2jax.agents.web.error_responses import EXCEPTION_HANDLERS
-from k2jax.agents.web.http import EventStream, json_response, on_disconnect
-from k2jax.agents.web.models import list_models, show_model
+from k2jax.agents.web.http import EXCEPTION_HANDLERS, json_response, respond
+from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
 from k2jax.errors import UserError
 
@@ -78,8 +77,7 @@ class AgentEndpoints:
     async def models(self, request: Request) -> Response:
         """``GET /v1/models`` and ``GET /v1/models/NAME``."""
         self._session(request)
-        show = show_model if "name" in request.path_params else list_models
-        return show(request, self._gateway.card)
+        return show_models(request, self._gateway.card)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: counted as if the history were encoded anew."""
@@ -104,7 +102,10 @@ class AgentEndpoints:
             if session.in_progress and session.held_bytes + prepared.held_bytes > MOST_HELD:
                 raise busy("too many long requests are being answered")
             exchange = self._gateway.start(prepared)
-            return await self._respond(dialect, exchange, request)
+            usage = PromptUsage(len(exchange.request.prompts[0]), cached=0)
+            answer = {"deltas": exchange.deltas(), "usage": lambda: usage}
+            ends = {"on_end": exchange.abandon, "on_abandon": exchange.abandon}
+            return await respond(request.receive, dialect, exchange.request, self._gateway.card, **answer, **ends)
 
         return generate
 
@@ -117,20 +118,6 @@ class AgentEndpoints:
         with api_errors():
             encoded = await arrival.run(encode_history, match, history.resumed(match), self._gateway.card)
         return PreparedRequest(session, number, match.without_messages(), encoded, dialect.path)
-
-    async def _respond(self, dialect: Dialect, exchange: Exchange, request: Request) -> Response:
-        response = dialect.respond(exchange.request, self._gateway.card)
-        usage = PromptUsage(len(exchange.request.prompts[0]), cached=0)
-        if exchange.request.stream:
-            events = _events(exchange, dialect, response, usage)
-            return EventStream(events, exchange.abandon, exchange.abandon)
-        try:
-            async with on_disconnect(request.receive, exchange.abandon):
-                async for delta in exchange.deltas():
-                    response.add(delta)
-        finally:
-            exchange.abandon()
-        return json_response(response.body(usage))
 
     def _session(self, request: Request) -> GatewaySession:
         return self._gateway.authorized(request.path_params["rollout"], given_key(request.scope["headers"]))
@@ -202,16 +189,3 @@ def _read(body: Any, dialect: Dialect, gateway: Gateway) -> tuple[Conversation, 
             raise unsupported("n", "a rollout samples one answer at a time")
         conversation.check_length(gateway.card)
         return conversation, conversation_keys(conversation)
-
-
-async def _events(
-    exchange: Exchange, dialect: Dialect, response: DialectResponse, usage: PromptUsage
-) -> AsyncIterator[Sequence[Any]]:
-    """The events of a stream, those of a delta together; an error is the last event, without the end mark."""
-    try:
-        async for delta in exchange.deltas():
-            yield response.chunks(delta)
-    except ApiError as error:
-        yield [dialect.error_event(error)]
-        return
-    yield response.closing_chunks(usage)

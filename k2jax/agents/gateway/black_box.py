@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 import tempfile
@@ -27,7 +28,6 @@ from k2jax.agents.gateway.episode_client import EpisodeClient, EpisodeMedia
 from k2jax.agents.gateway.gateway import Gateway, RolloutAccess
 from k2jax.agents.gateway.socket import rollout_socket
 from k2jax.agents.gateway.spec import GatewayRollout
-from k2jax.agents.gateway.trees import joined_nodes
 from k2jax.agents.sandbox import Limits, SandboxSpec
 from k2jax.agents.sandbox.forward import forwarded
 from k2jax.agents.sandbox.interpreter import host_python
@@ -36,7 +36,7 @@ from k2jax.agents.task import Task
 from k2jax.client import PromptTooLongError, Sampling
 from k2jax.errors import UserError, nearest
 from k2jax.trajectory import Trajectory
-from k2jax.trajectory.types import Status
+from k2jax.trajectory.types import ROOT, Status
 
 FOLDER_VARIABLE = "K2JAX_AGENTS"
 """Environment variable with the folder where agents are installed."""
@@ -83,15 +83,10 @@ class BlackBoxScaffold:
 
     The episode is ``truncated`` where the agent's own time, the task's budget or the model's context was used up. An
     agent that makes no request has failed as a machine does. An episode that fails begins anew.
-
-    Args:
-        agent: the agent.
-        folder: where it is installed; empty where it needs none.
-        seconds: that it may work without waiting for the model [s].
-        context: longest sequence [tokens].
     """
 
-    def __init__(self, agent: BlackBoxAgent, folder: str = "", seconds: float = 600.0, context: int = 1 << 20):
+    def __init__(self, agent: BlackBoxAgent, folder: str, seconds: float, context: int):
+        """Runs ``agent``, installed in ``folder`` if it needs one; see ``black_box``."""
         self.agent = agent
         self._folder, self._seconds, self._context = folder, seconds, context
 
@@ -226,7 +221,19 @@ async def _served(gateway: Gateway, access: RolloutAccess) -> AsyncIterator[Path
 
 
 def _fill(trajectory: Trajectory, recorded: Sequence[Trajectory], status: Status) -> None:
-    """Makes an episode of what a gateway recorded."""
-    nodes, requests = joined_nodes(recorded)
-    trajectory.nodes, trajectory.status = nodes, status
-    trajectory.metadata |= {"requests": requests, "counts": recorded[0].metadata["counts"]}
+    """Makes an episode of what a gateway recorded: side calls are trees of their own beside the agent's history.
+
+    The nodes of the main trajectory, the first of ``recorded``, come last: its last answer is the episode's.
+    """
+    main, *sides = recorded
+    requests: list[dict[str, Any]] = []
+    trajectory.nodes, trajectory.status = [], status
+    for part in (*sides, main):
+        first = len(trajectory.nodes)
+        for node in part.nodes:
+            parent = node.parent if node.parent == ROOT else node.parent + first
+            trajectory.nodes.append(dataclasses.replace(node, parent=parent))
+        for request in part.metadata["requests"]:
+            requests.append(request | ({"node": request["node"] + first} if "node" in request else {}))
+    requests.sort(key=lambda request: request["began"])
+    trajectory.metadata |= {"requests": requests, "counts": main.metadata["counts"]}

@@ -84,7 +84,8 @@ class MatchedHistory:
         """What is needed once the history is encoded, without what the client sent, which may be megabytes."""
         told = self.conversation
         asked = {name: _short(value) for name, value in told.asked.items()}
-        rest = Conversation((), (), (), told.options, asked, tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT])
+        left_out = tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT]
+        rest = Conversation((), (), (), told.options, asked=asked, left_out=left_out)
         return dataclasses.replace(self, conversation=rest, keys=())
 
 

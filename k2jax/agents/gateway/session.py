@@ -17,6 +17,7 @@ from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHisto
 from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.client import Completion, Sampling
 from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.types import ROOT
 
 MOST_OVER_BUDGET = 100
 """Requests beyond a rollout's budget that are answered, by an empty answer, and recorded."""
@@ -231,24 +232,19 @@ class GatewaySession:
         self, turn: int, completion: Completion, finish: str, message: Mapping[str, Any], is_side: bool
     ) -> Node:
         """What the model sampled, as a node whose parent is not yet known."""
-        trained = self.spec.train_side_calls or not is_side
-        mask = np.full(len(completion.tokens), trained, np.bool_)
-        return Node(
-            -1,
-            completion.tokens,
-            mask,
-            completion.logprobs,
-            versions=completion.versions,
-            turn=turn,
-            temperature=self.spec.sampling.temperature,
-            finish=finish,
-            message=message,
-        )
+        values = {
+            "turn": turn, "temperature": self.spec.sampling.temperature, "finish": finish, "message": message,
+            "mask": self.spec.train_side_calls or not is_side,
+        }  # fmt: skip
+        return _answer_node({name: getattr(completion, name) for name in ("tokens", "logprobs", "versions")} | values)
 
     def _new_history(self, card: ModelCard) -> RecordedHistory:
         metadata = {**self.spec.metadata, "rollout": self.name}
         about = {"metadata": metadata, "purpose": self.spec.purpose}
         return RecordedHistory(Trajectory(self.spec.task, self.spec.domain, self.spec.key, **about), card)
+
+
+_PLAIN = ("turn", "temperature", "finish", "message")
 
 
 def _answer_json(node: Node) -> dict[str, Any]:
@@ -257,23 +253,11 @@ def _answer_json(node: Node) -> dict[str, Any]:
         "mask": bool(node.mask.all()),
         "logprobs": [float(value) for value in node.logprobs],  # float32 survives the way through float64
         "versions": node.versions.tolist(),
-        "turn": node.turn,
-        "temperature": node.temperature,
-        "finish": node.finish,
-        "message": node.message,
+        **{name: getattr(node, name) for name in _PLAIN},
     }
 
 
 def _answer_node(values: Mapping[str, Any]) -> Node:
-    tokens = np.array(values["tokens"], np.int32)
-    return Node(
-        -1,
-        tokens,
-        np.full(len(tokens), values["mask"], np.bool_),
-        np.array(values["logprobs"], np.float32),
-        versions=np.array(values["versions"], np.int64),
-        turn=values["turn"],
-        temperature=values["temperature"],
-        finish=values["finish"],
-        message=values["message"],
-    )
+    tokens, logprobs = np.array(values["tokens"], np.int32), np.array(values["logprobs"], np.float32)
+    mask, versions = np.full(len(tokens), values["mask"], np.bool_), np.array(values["versions"], np.int64)
+    return Node(ROOT, tokens, mask, logprobs, versions=versions, **{name: values[name] for name in _PLAIN})

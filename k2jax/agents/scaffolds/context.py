@@ -1,4 +1,4 @@
-"""Management of long contexts: past a threshold, the episode goes on in a new branch of its tree with less history.
+"""Management of long contexts: past a threshold, the episode continues in a new branch of its tree with less history.
 
 | method | what is left past the threshold |
 | --- | --- |
@@ -12,8 +12,8 @@ path from the last node that both share. What the model sampled is copied as its
 not trained on a second time.
 
 The trajectory's metadata record every change as ``{"method", "begin", "end", "head"}`` under ``context``: it added the
-nodes from ``begin`` to before ``end``, and the episode went on at ``head``. While a summary is being written, there is
-no ``end`` (null).
+nodes from ``begin`` to before ``end``, and the episode continued at ``head``. While a summary is being written, there
+is no ``end`` (null).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Part(NamedTuple):
 
 
 async def manage(rollout: Rollout, node: int, method: Method, threshold: int, sampling: Sampling) -> int:
-    """The node from which an episode goes on: this one, or the last of a new branch.
+    """The node from which an episode continues: this one, or the last of a new branch.
 
     Args:
         rollout: the episode, which waits for the model's next message.
@@ -82,7 +82,7 @@ async def manage(rollout: Rollout, node: int, method: Method, threshold: int, sa
 
 
 def head(trajectory: Trajectory) -> int:
-    """The node at which an episode goes on: the last one, unless its context was changed after that."""
+    """The node at which an episode continues: the last one, unless its context was changed after that."""
     events = trajectory.metadata.get(_KEY)
     return events[-1]["head"] if events and events[-1]["end"] == len(trajectory.nodes) else len(trajectory.nodes) - 1
 
@@ -149,7 +149,7 @@ def _without_results(trajectory: Trajectory, node: int) -> list[_Part]:
 
 
 def _rebranch(rollout: Rollout, node: int, parts: Sequence[_Part], method: Method) -> int:
-    """Goes on with other parts, and records it; the same node where they are the old ones."""
+    """Continues with other parts, and records it; the same node where they are the old ones."""
     begin = len(rollout.trajectory.nodes)
     new = _branch(rollout, node, parts)
     if new != node:

@@ -18,7 +18,7 @@ PANELS = {  # title: pattern of the keys of metrics.jsonl
     "mismatch of engine and trainer [nats]": r"(.*/)?mismatch(_mean|/mean|_max|/max|_p99)?",
     "loss": r"(val_)?loss",
 }
-MOST_LINES = 6
+MAX_LINES = 6
 WIDTH, HEIGHT = 340, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 24
 _POINTS = 400
@@ -35,9 +35,9 @@ def curves(records: Records) -> Html:
     panels = []
     for title, pattern in PANELS.items():
         names = [key for key in keys if re.fullmatch(pattern, key)]
-        lines = [(name, *found) for name in names if (found := scalars(records, name)) is not None]
+        lines = [(name, *curve) for name in names if (curve := scalars(records, name)) is not None]
         if lines:
-            panels.append(_panel(title, lines[:MOST_LINES], len(lines) - MOST_LINES))
+            panels.append(_panel(title, lines[:MAX_LINES], len(lines) - MAX_LINES))
     return joined(panels)
 
 

@@ -15,7 +15,7 @@ from k2jax.trajectory.annotations import PairVerdict, TrainingMarks, other_metad
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Trajectory
 
-_MOST_INDENT = 6
+_MAX_INDENT = 6
 
 
 def episode(
@@ -132,7 +132,7 @@ class _Card:
         self._children, self._link = children.get(index, []), link
 
     def html(self, decode: Decode, marks: NodeMarks) -> Html:
-        node, indent = self._node, min(self._shape.forks[self._index], _MOST_INDENT)
+        node, indent = self._node, min(self._shape.forks[self._index], _MAX_INDENT)
         kind = "sampled" if node.turn != NO_TURN else "observed"
         message = [] if node.message is None else [details("message", node.message)]
         boxes = tokens(node, decode, marks)
@@ -172,7 +172,7 @@ class _Card:
         return parts
 
     def _fork(self) -> list[Html]:
-        """Where the branches below go on."""
+        """Where the branches below continue."""
         if len(self._children) < 2:
             return []
         links = [part for child in self._children for part in (" ", self._to(child))]

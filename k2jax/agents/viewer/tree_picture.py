@@ -17,7 +17,7 @@ from k2jax.trajectory.flat_rows import depth_first
 from k2jax.trajectory.types import NO_TURN, ROOT, Trajectory
 
 WIDTH = 1060
-"""Of the picture, with the column of the paths' lengths."""
+"""Width of the picture, with the column of the paths' lengths."""
 _GUTTER = 74
 _GAP = 3.0  # between nodes, where rows are not too low for it
 _NARROWEST, _HIGHEST, _LOWEST, _HEIGHT = 26, 32, 6, 520
@@ -141,9 +141,9 @@ def _ticks(trajectory: Trajectory, index: int, box: _Box, marks: NodeMarks) -> l
     clipped = range(count) if marks.turn_ratio is not None else marks.clipped
     high, bottom = min(_TICK, box.height / 2), box.top + max(box.height, 1.0)
     for places, name, top in ((clipped, "clipped", bottom - high), (marks.zeroed, "zeroed", box.top)):
-        found = {round(box.left + (box.width - _GAP) * (place + 0.5) / count) for place in places if place < count}
+        pixels = {round(box.left + (box.width - _GAP) * (place + 0.5) / count) for place in places if place < count}
         ends = {"y1": f"{top:.1f}", "y2": f"{top + high:.1f}"}
-        lines += [element("line", x1=x, x2=x, **ends, class_=name) for x in sorted(found)]
+        lines += [element("line", x1=x, x2=x, **ends, class_=name) for x in sorted(pixels)]
     return lines
 
 

@@ -14,7 +14,7 @@ from k2jax.trajectory.types import NO_TURN, NO_VERSION, Trajectory
 _COLUMNS = ("turn", "node", "reads", "samples", "mean -log p", "version", "temperature", "ends by")
 _MARKED = ("clipped", "zeroed")
 _RATIO = "ratio"
-_MOST_OPEN = 12  # rows of a table that is shown without a click
+_MAX_OPEN = 12  # rows of a table that is shown without a click
 
 
 def turn_table(
@@ -55,7 +55,7 @@ def turn_table(
         rows.append(element("tr", *[element("td", cell) for cell in cells]))
     units = element("span", f"{len(calls):,} calls of the model; tokens read and sampled, nats")
     heading = element("summary", element("b", "Turns"), units)
-    is_open = True if len(calls) <= _MOST_OPEN else None
+    is_open = True if len(calls) <= _MAX_OPEN else None
     table = element("table", *rows, class_="turns")
     return element("details", heading, table, class_="card wide", open=is_open)
 

@@ -81,12 +81,12 @@ def _order(verdict: PairVerdict, place: int) -> Html:
     """What the judge said with this sample in the first or in the second place."""
     if verdict.error:
         return element("span", f"not asked: {verdict.error}", class_="soft")
-    choice, said = verdict.choices[place], verdict.said[place]
+    choice, reply = verdict.choices[place], verdict.replies[place]
     own = ("first", "second")[place]
     text = _NAMED.get(choice) or ("this one" if choice == own else "the other")
-    if not said:
+    if not reply:
         return element("span", text)
-    return element("details", element("summary", text), element("pre", said))
+    return element("details", element("summary", text), element("pre", reply))
 
 
 def comparison_matrix(samples: Mapping[int, int], verdicts: Mapping[int, Sequence[PairVerdict]]) -> Html:

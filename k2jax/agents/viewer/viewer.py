@@ -22,7 +22,7 @@ from k2jax.report.series import Records
 from k2jax.trajectory.annotations import PairVerdict, comparisons
 from k2jax.trajectory.types import Trajectory
 
-MOST_TOKENS = 200_000
+MAX_TOKENS = 200_000
 """Boxes of a page by default: about 20 MB of HTML."""
 _SCORES = 5  # shades of rewards
 _ORDERS = {"group": "by group", "reward": "by reward", "length": "by length"}
@@ -61,7 +61,7 @@ def write_page(
     *,
     title: str,
     records: Records = (),
-    most_tokens: int = MOST_TOKENS,
+    max_tokens: int = MAX_TOKENS,
 ) -> Path:
     """Writes the page of an iteration's trajectories atomically and returns its path.
 
@@ -72,7 +72,7 @@ def write_page(
         decode: gives the text of a token id.
         title: of the page.
         records: of the run's metrics, for curves.
-        most_tokens: tokens that the page shows; of later trajectories it shows the rest, and says so.
+        max_tokens: tokens that the page shows; of later trajectories it shows the rest, and says so.
     """
     entries, episodes, matrices, shown = [], [], [], 0
     for _, group in itertools.groupby(trajectories, key=lambda trajectory: trajectory.key[:2]):
@@ -83,7 +83,7 @@ def write_page(
             number, sample = len(entries), trajectory.key[2]
             entries.append(_entry(number, trajectory))
             shown += sum(len(node.tokens) for node in trajectory.nodes)
-            visible = decode if shown <= most_tokens else None
+            visible = decode if shown <= max_tokens else None
             episodes.append(episode(trajectory, number, visible, verdicts[sample], samples))
         if matrix := comparison_matrix(samples, verdicts):
             matrices.append(element("figure", element("figcaption", members[0].task), matrix))
@@ -186,8 +186,8 @@ def _item(entry: _Entry) -> Html:
 
 def _with_classes(entries: list[_Entry], domains: list[str]) -> list[_Entry]:
     """The entries with the classes of their colors: from the smallest reward, at most 0, to the largest, at least 1."""
-    known = [entry.reward for entry in entries if entry.reward is not None]
-    low, high = min([0.0, *known]), max([1.0, *known])
+    rewards = [entry.reward for entry in entries if entry.reward is not None]
+    low, high = min([0.0, *rewards]), max([1.0, *rewards])
     done = []
     for entry in entries:
         shade = "rx"
@@ -198,8 +198,8 @@ def _with_classes(entries: list[_Entry], domains: list[str]) -> list[_Entry]:
 
 
 def _mean(members: list[_Entry]) -> str:
-    known = [entry.reward for entry in members if entry.reward is not None]
-    return f"{sum(known) / len(known):.2f}" if known else "—"
+    rewards = [entry.reward for entry in members if entry.reward is not None]
+    return f"{sum(rewards) / len(rewards):.2f}" if rewards else "—"
 
 
 def _overview(title: str, entries: list[_Entry], records: Records, matrices: list[Html]) -> Html:

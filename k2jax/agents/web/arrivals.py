@@ -28,7 +28,7 @@ ROOM_SECONDS = 30.0
 """The longest time that a body waits for room [s]."""
 READERS = 4
 """Bodies that are read at a time; each may have images, of which a reader may hold 600 MB that nobody has counted."""
-MOST_REQUESTS = 128
+MAX_REQUESTS = 128
 """Requests of one sender that arrive or are read at a time."""
 SHORT_BODY = 1 << 20
 """Bytes of a body that does not wait for longer ones."""
@@ -95,8 +95,8 @@ class Arrivals:
                 429 if the sender has too many requests or there is no room for the body.
         """
         size = self._announced(request)
-        if self._requests[sender] >= MOST_REQUESTS:
-            raise busy(f"more than {MOST_REQUESTS} requests at a time")
+        if self._requests[sender] >= MAX_REQUESTS:
+            raise busy(f"more than {MAX_REQUESTS} requests at a time")
         room = self._short if size <= SHORT_BODY else self._long
         self._requests[sender] += 1
         try:

@@ -1,4 +1,4 @@
-"""JSON responses, errors as each dialect has them, server-sent events, disconnects."""
+"""Responses: JSON, errors as each dialect has them, answers whole and as server-sent events, disconnects."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import contextlib
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from k2jax.agents.api import DIALECTS
-from k2jax.agents.api.api_error import ApiError
+from k2jax.agents.api import (
+    DIALECTS,
+    ApiError,
+    Delta,
+    Dialect,
+    DialectResponse,
+    GenerationRequest,
+    ModelCard,
+    PromptUsage,
+)
 from k2jax.agents.api.dialect import openai_error
 from k2jax.agents.api.encoding import dump_json, encode_event
+from k2jax.errors import abbreviate
 
 
 def json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
@@ -59,6 +70,57 @@ class EventStream(Response):
             self._on_end()
 
 
+async def respond(
+    receive: Receive,
+    dialect: Dialect,
+    request: GenerationRequest,
+    card: ModelCard,
+    *,
+    deltas: AsyncIterator[Delta],
+    usage: Callable[[], PromptUsage],
+    on_end: Callable[[], None],
+    on_abandon: Callable[[], None],
+) -> Response:
+    """Returns the response to a request, whole or as a stream.
+
+    Args:
+        receive: of the HTTP request, whose body has been read.
+        dialect: format of the response.
+        request: what the client asks for.
+        card: the model.
+        deltas: of all choices, until each has ended; raises ApiError where one fails.
+        usage: tokens of the prompts, asked for at the end.
+        on_end: called when everything is there or sent, or the client has disconnected.
+        on_abandon: called if the client disconnects before the end.
+
+    Raises:
+        ApiError: that of ``deltas``, before anything is sent.
+    """
+    response = dialect.respond(request, card)
+    if request.stream:
+        return EventStream(_events(dialect, response, deltas, usage), on_end, on_abandon)
+    try:
+        async with on_disconnect(receive, on_abandon):
+            async for delta in deltas:
+                response.add(delta)
+    finally:
+        on_end()
+    return json_response(response.body(usage()))
+
+
+async def _events(
+    dialect: Dialect, response: DialectResponse, deltas: AsyncIterator[Delta], usage: Callable[[], PromptUsage]
+) -> AsyncIterator[Sequence[Any]]:
+    """The events of a stream, those of a delta together; an error is the last event, without the end mark."""
+    try:
+        async for delta in deltas:
+            yield response.chunks(delta)
+    except ApiError as error:
+        yield [dialect.error_event(error)]
+        return
+    yield response.closing_chunks(usage())
+
+
 @contextlib.asynccontextmanager
 async def on_disconnect(receive: Receive, callback: Callable[[], None]) -> AsyncIterator[None]:
     """Calls ``callback`` if the client disconnects inside the block. The request's body must have been read."""
@@ -75,3 +137,25 @@ async def on_disconnect(receive: Receive, callback: Callable[[], None]) -> Async
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error, request.url.path)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    route = f"{request.method} {abbreviate(request.url.path)}"
+    messages = {404: f"there is no route {route}", 405: f"{route} is not allowed"}
+    message = messages.get(error.status_code, error.detail)
+    return error_response(ApiError(error.status_code, message, headers=error.headers), request.url.path)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """An unexpected exception is a bug: its traceback is logged, and the client receives no details."""
+    return error_response(ApiError(500, "internal server error; the server's log has the details"), request.url.path)
+
+
+EXCEPTION_HANDLERS = {ApiError: _api_error, HTTPException: _http_error, Exception: _internal_error}
+"""Handlers of an application: exceptions as responses, in the format of the dialect that was asked."""

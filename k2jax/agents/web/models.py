@@ -10,14 +10,10 @@ from k2jax.agents.api.anthropic_response import model_info, model_list
 from k2jax.agents.web.http import json_response
 
 
-def list_models(request: Request, card: ModelCard) -> Response:
-    """``GET /v1/models``."""
-    if "anthropic-version" in request.headers:
-        return json_response(model_list(card))
-    return json_response({"object": "list", "data": [card.json]})
-
-
-def show_model(request: Request, card: ModelCard) -> Response:
-    """``GET /v1/models/NAME``; raises ApiError 404 for another name."""
-    card.check_name(request.path_params["name"])
-    return json_response(model_info(card) if "anthropic-version" in request.headers else card.json)
+def show_models(request: Request, card: ModelCard) -> Response:
+    """``GET /v1/models`` and ``GET /v1/models/NAME``; raises ApiError 404 for another name."""
+    is_anthropic, name = "anthropic-version" in request.headers, request.path_params.get("name")
+    if name is None:
+        return json_response(model_list(card) if is_anthropic else {"object": "list", "data": [card.json]})
+    card.check_name(name)
+    return json_response(model_info(card) if is_anthropic else card.json)

@@ -14,14 +14,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-_MOST_CONNECTIONS = 2048
+_MAX_CONNECTIONS = 2048
 """Connections of all servers of this process together, where it may have twice as many descriptors."""
 _PIPELINED = 4
 """Requests that may wait behind the one that is being answered; clients send one at a time."""
 
 
 LOGGER = logging.getLogger("uvicorn.error.requests")
-"""Of errors alone: a wrong request is the client's affair, and a line for each would fill a disk."""
+"""Logger of errors alone: a wrong request is the client's affair, and a line for each would fill a disk."""
 
 
 class ConnectionLimits(NamedTuple):
@@ -31,7 +31,7 @@ class ConnectionLimits(NamedTuple):
         connections: open ones; a further one is closed at once.
         header_bytes: of the request line and all headers of a request, trailers included.
         headers: of a request, trailers included.
-        header_seconds: from the beginning of a request to the end of its headers, and how long a client may go on
+        header_seconds: from the beginning of a request to the end of its headers, and how long a client may continue
             sending a body that nobody reads any more [s].
         reading_seconds: in which a client must take some of what waits for it, beyond what the system holds for it,
             which is a few megabytes [s].
@@ -64,7 +64,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Closes a connection beyond the limits; a client's libraries try again."""
         super().connection_made(transport)
-        if len(self.connections) > self._limits.connections or len(self._open) >= _most_connections():
+        if len(self.connections) > self._limits.connections or len(self._open) >= _max_connections():
             transport.abort()
             return
         self._open.add(self)
@@ -204,6 +204,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
 
-def _most_connections() -> int:
+def _max_connections() -> int:
     """Connections of all servers together: the other half of the descriptors is for files and sandboxes."""
-    return min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    return min(_MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

@@ -116,7 +116,7 @@ def fp8_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def offload_names(model: ModelConfig, keep: frozenset[str]) -> tuple[str, ...]:
-    """Of the names ``keep`` those that are worth offloading: rows of tokens, not the experts' integers."""
+    """Names of ``keep`` that are worth offloading: rows of tokens, not the experts' integers."""
     return tuple(a.name for a in _all(model) if a.name in keep and a.dtype == "compute")
 
 

@@ -17,7 +17,7 @@ from k2jax.config.schema import Config, ModelConfig, TrainConfig
 from k2jax.errors import UserError
 from k2jax.parallel.schedule import cut
 
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 ROWS = (1, 2, 4)  # of a micro-batch on one device
 PARTS = (1, 2, 4)  # of an exchange of tokens
 
@@ -28,18 +28,18 @@ class Candidate(NamedTuple):
     Attributes:
         config: the layout.
         estimate: of it.
-        given: the config that the sweep started from.
+        start: the config that the sweep started from.
     """
 
     config: Config
     estimate: Estimate
-    given: Config
+    start: Config
 
     @property
     def flags(self) -> str:
         """The flags that make the given config this one."""
         parallel, train = self.config.parallel, self.config.train
-        lists = [key for key in LISTS if getattr(train, key) or getattr(self.given.train, key)]
+        lists = [key for key in LISTS if getattr(train, key) or getattr(self.start.train, key)]
         names = [f' --config.train.{key}="{getattr(train, key)}"'.replace(", ", ",") for key in lists]
         return (
             f"--config.parallel.stage={parallel.stage} --config.parallel.virtual_stages={parallel.virtual_stages} "
@@ -92,14 +92,14 @@ def sweep(config: Config, chip: Chip, devices: list[Any]) -> list[Candidate]:
 
 
 def layouts(config: Config, devices: int) -> Iterator[Config]:
-    """Every config whose mesh has so many devices, and whose stages hold whole layers."""
+    """Every config whose mesh has this number of devices, and whose stages hold whole layers."""
     model = config.model
     body = model.layers - model.dense_layers or model.layers
     routed = model.layers > model.dense_layers
     for stage, expert in itertools.product(_divisors(devices), _divisors(devices)):
         if devices % (stage * expert) or (expert > 1 and (not routed or model.moe.experts % expert)):
             continue
-        for rounds in range(1, MOST_ROUNDS + 1) if stage > 1 else (1,):
+        for rounds in range(1, MAX_ROUNDS + 1) if stage > 1 else (1,):
             if stage == 1 or cut(body, stage, rounds):
                 axes = {"data": devices // (stage * expert), "stage": stage, "expert": expert}
                 parallel = dataclasses.replace(config.parallel, **axes, virtual_stages=rounds)
@@ -110,7 +110,7 @@ def layouts(config: Config, devices: int) -> Iterator[Config]:
 
 
 def _rows(config: Config, groups: int) -> list[int]:
-    """Numbers of micro-batches that have whole rows on each of so many groups of devices."""
+    """Numbers of micro-batches that have whole rows on each of ``groups`` groups of devices."""
     sizes = (groups * rows for rows in ROWS)
     return [config.train.batch_size // size for size in sizes if config.train.batch_size % size == 0]
 
@@ -127,7 +127,7 @@ def _batches(layout: Config) -> Iterator[Config]:
 
 
 def _add_policies(
-    config: Config, placement: Placement, given: Config, fitting: list[Candidate], refused: list[Hbm]
+    config: Config, placement: Placement, start: Config, fitting: list[Candidate], refused: list[Hbm]
 ) -> None:
     """Adds the policies of recomputation that fit; FP8 and offloading only where a policy does not fit without."""
     for remat in POLICIES:
@@ -138,7 +138,7 @@ def _add_policies(
             if not hbm.fits:
                 refused.append(hbm)
                 continue
-            fitting.append(Candidate(variant, estimator.estimate(), given))
+            fitting.append(Candidate(variant, estimator.estimate(), start))
             if not (train.store_fp8 or train.offload):
                 break
 

@@ -11,7 +11,8 @@ import numpy as np
 from k2jax.aot.cost.expert_rows import mean_owners
 from k2jax.aot.cost.network import Network
 from k2jax.aot.cost.roofline import LINK, CollectiveTime, device_seconds
-from k2jax.aot.hlo.collective_ops import Collective
+from k2jax.aot.hlo.collective_ops import collectives
+from k2jax.aot.hlo.module import HloModule
 from k2jax.aot.hlo.replica_groups import mesh_axes
 from k2jax.chips import Chip
 from k2jax.config.schema import ModelConfig
@@ -46,27 +47,49 @@ class CollectiveTotal:
     kind: str
     dtype: str
     axes: str
-    count: int
+    count: float
     bytes: float
     seconds: float
     exposed: float
 
 
-def collective_times(
-    program: list[Collective], chip: Chip, mesh: Any, model: ModelConfig, part: ExchangePart
-) -> list[tuple[float, CollectiveTime]]:
-    """Bytes and time of every collective in a step, with exchanges of tokens in parts of that size."""
+class MeasuredCollectives(NamedTuple):
+    """All collectives of a program on one device in one step.
+
+    Attributes:
+        totals: by kind, axes and dtype, the longest first.
+        traffic: the time of every one.
+        unknown_loops: loops of unknown length, which are counted as one run.
+    """
+
+    totals: list[CollectiveTotal]
+    traffic: list[CollectiveTime]
+    unknown_loops: int
+
+
+def measured_collectives(
+    module: HloModule, chip: Chip, mesh: Any, model: ModelConfig, part: ExchangePart
+) -> MeasuredCollectives:
+    """Bytes and time of the collectives of a step, with exchanges of tokens in parts of that size."""
     network = Network.of(chip, list(np.asarray(mesh.devices).flat))
-    times = []
+    program, unknown = collectives(module, mesh.size)
+    sums: dict[tuple[str, str, str], np.ndarray] = defaultdict(lambda: np.zeros(4))
+    traffic = []
     for collective in program:
         ragged = collective.kind == "ragged-all-to-all"
-        share = payload_share(model, len(collective.groups[0]), part) if ragged else 1.0
-        size = collective.bytes * share
+        size = collective.bytes * (payload_share(model, len(collective.groups[0]), part) if ragged else 1.0)
         seconds = network.seconds(collective.kind, collective.groups, size) / LINK
         hidden = collective.asynchronous and device_seconds(chip, collective.flops, 0)[0] >= seconds
         seconds *= collective.count
-        times.append((size * collective.count, CollectiveTime(seconds, seconds if hidden else 0.0)))
-    return times
+        time = CollectiveTime(seconds, seconds if hidden else 0.0)
+        key = collective.kind, collective.dtype, mesh_axes(collective.groups, list(mesh.shape.items()))
+        sums[key] += collective.count, size * collective.count, time.seconds, time.seconds - time.hidden
+        traffic.append(time)
+    totals = [
+        CollectiveTotal(kind=kind, dtype=dtype, axes=axes, count=count, bytes=size, seconds=seconds, exposed=exposed)
+        for (kind, dtype, axes), (count, size, seconds, exposed) in ((key, row.tolist()) for key, row in sums.items())
+    ]
+    return MeasuredCollectives(sorted(totals, key=lambda total: -total.seconds), traffic, unknown)
 
 
 def payload_share(model: ModelConfig, ranks: int, part: ExchangePart) -> float:
@@ -77,18 +100,3 @@ def payload_share(model: ModelConfig, ranks: int, part: ExchangePart) -> float:
     slots = row_groups(part.slots)
     rows = min(ranks * slots, part.tokens * mean_owners(model, ranks))
     return rows / sent_rows(part.tokens, model.moe.active_experts, ranks, slots)
-
-
-def totals_by_axes(
-    program: list[Collective], times: list[tuple[float, CollectiveTime]], mesh: Any
-) -> list[CollectiveTotal]:
-    """Sums by kind, axes and dtype, the longest first."""
-    rows: dict[tuple[str, str, str], list] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
-    for collective, (size, time) in zip(program, times, strict=True):
-        row = rows[collective.kind, collective.dtype, mesh_axes(collective.groups, list(mesh.shape.items()))]
-        values = (collective.count, size, time.seconds, time.seconds - time.hidden)
-        for column, value in enumerate(values):
-            row[column] += value
-    names = [field.name for field in dataclasses.fields(CollectiveTotal)]
-    table = [CollectiveTotal(**dict(zip(names, (*key, *values), strict=True))) for key, values in rows.items()]
-    return sorted(table, key=lambda row: -row.seconds)

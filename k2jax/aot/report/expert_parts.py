@@ -21,17 +21,9 @@ def expert_parts_table(topologies: list[str]) -> str:
         tiles = expert_tiles(config, TOKENS, RANKS)
         products = matrix_costs(config, "moe", TOKENS, RANKS)
         cost = sum((cost for name, cost in products.items() if name.startswith("experts/")), Cost())
-        bounds = [significant(1e3 * max(chip_of(topology).seconds(*cost))) for topology in topologies]
+        bounds = [1e3 * max(chip_of(topology).seconds(*cost)) for topology in topologies]
+        numbers = (tiles.visits, cost.flops / 1e12, cost.bytes / 1e9, *bounds)
         sizes = (significant(tiles.rows), significant(tiles.computed), percent(tiles.computed / tiles.rows - 1))
-        rows.append(
-            (
-                parts,
-                *sizes,
-                significant(tiles.visits),
-                significant(cost.flops / 1e12),
-                significant(cost.bytes / 1e9),
-                *bounds,
-            )
-        )
+        rows.append((parts, *sizes, *map(significant, numbers)))
     title = f"routed experts, forward, by parts of the exchange: {TOKENS:,} tokens a rank, roofline ms"
     return f"{title}\n{text_table(header, rows)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from k2jax.aot.cost.roofline import LINK
-from k2jax.aot.report.tables import as_json, hbm_table
+from k2jax.aot.report.tables import as_json, column_table, hbm_table, mesh_text
 from k2jax.aot.weight_sync import PhasesReport, SwitchReport
 from k2jax.report.table import duration, significant, text_table
 
@@ -15,7 +15,7 @@ LISTED = 8  # kinds of buckets
 def phases_table(report: PhasesReport) -> str:
     """Memory of a device in every phase, and the time of the switch."""
     switch = report.switch
-    training, engine = (" x ".join(f"{axis} {size}" for axis, size in mesh.items()) for mesh in switch[1:3])
+    training, engine = mesh_text(switch.training), mesh_text(switch.engine)
     phases = [
         ("training step, the engine's memory given back", report.training.hbm),
         ("switch, training state on the devices", switch.hbm),
@@ -39,19 +39,20 @@ def phases_json(report: PhasesReport) -> dict[str, Any]:
 
 
 def _bucket_table(switch: SwitchReport) -> str:
-    rows = [
-        (
-            bucket.weights[0] + (f" and {len(bucket.weights) - 1} more" if len(bucket.weights) > 1 else ""),
-            bucket.runs,
-            significant(bucket.bucket / 1e6),
-            significant(bucket.temporaries / 1e6),
-            significant(bucket.wire / 1e6),
-            significant(1e3 * bucket.seconds),
-            ", ".join(f"{count} {kind}" for kind, count in bucket.kinds.items()) or "none",
-        )
-        for bucket in switch.buckets[:LISTED]
-    ]
-    return text_table(("weight", "runs", "MB", "temporary MB", "wire MB", "ms", "collectives"), rows)
+    columns = {
+        "weight": lambda bucket: bucket.weights[0] + _others(len(bucket.weights) - 1),
+        "runs": lambda bucket: bucket.runs,
+        "MB": lambda bucket: bucket.bucket / 1e6,
+        "temporary MB": lambda bucket: bucket.temporaries / 1e6,
+        "wire MB": lambda bucket: bucket.wire / 1e6,
+        "ms": lambda bucket: 1e3 * bucket.seconds,
+        "collectives": lambda bucket: ", ".join(f"{count} {kind}" for kind, count in bucket.kinds.items()) or "none",
+    }
+    return column_table(columns, switch.buckets[:LISTED])
+
+
+def _others(count: int) -> str:
+    return f" and {count} more" if count else ""
 
 
 def _switch_table(switch: SwitchReport) -> str:

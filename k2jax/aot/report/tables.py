@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 import dataclasses
 import math
 from typing import Any
 
-from k2jax.aot.cost.estimate import Estimate
 from k2jax.aot.cost.hbm import Hbm
 from k2jax.aot.cost.published import PublishedRun
 from k2jax.aot.cost.roofline import COMPUTE, HOST, LINK, MEMORY, Roofline
 from k2jax.aot.cost.sweep import Candidate
 from k2jax.aot.cost.tower_cost import TowerShare
 from k2jax.aot.kernels import CompiledKernel
+from k2jax.aot.program import ProgramReport
 from k2jax.aot.serving import ServingReport
 from k2jax.aot.training import TrainingReport
 from k2jax.report.table import duration, percent, quantity, significant, text_table
 
 
+def column_table(columns: dict[str, Callable[[Any], Any]], items: Iterable[Any]) -> str:
+    """A row for every item; columns are what their header says of an item, numbers with three digits."""
+    cells = ([cell(item) for cell in columns.values()] for item in items)
+    return text_table(
+        tuple(columns), [[significant(cell) if isinstance(cell, float) else cell for cell in row] for row in cells]
+    )
+
+
 def kernel_table(kernels: list[CompiledKernel]) -> str:
     """A block for each kernel, direction and shape, a line for each topology."""
-    header = (
-        "topology",
-        "VMEM MiB",
-        "of",
-        "HBM temp MB",
-        "in all",
-        "GFLOP",
-        "MB",
-        "roofline ms",
-        "bound",
-        "compiled in s",
-    )
-    blocks: dict[str, list] = {}
+    columns = {
+        "topology": lambda kernel: kernel.topology,
+        "VMEM MiB": lambda kernel: kernel.vmem_bytes / 2**20,
+        "of": lambda kernel: kernel.vmem_limit_bytes >> 20,
+        "HBM temp MB": lambda kernel: kernel.temp_bytes / 1e6,
+        "in all": lambda kernel: kernel.hbm_bytes / 1e6,
+        "GFLOP": lambda kernel: kernel.flops / 1e9,
+        "MB": lambda kernel: kernel.bytes / 1e6,
+        "roofline ms": lambda kernel: 1e3 * kernel.roofline_seconds,
+        "bound": lambda kernel: kernel.bound,
+        "compiled in s": lambda kernel: kernel.compile_seconds,
+    }
+    blocks: dict[str, list[CompiledKernel]] = {}
     for kernel in kernels:
-        blocks.setdefault(f"{kernel.kernel}, {kernel.direction}: {kernel.shape}", []).append(
-            (
-                kernel.topology,
-                significant(kernel.vmem_bytes / 2**20),
-                kernel.vmem_limit_bytes >> 20,
-                significant(kernel.temp_bytes / 1e6),
-                significant(kernel.hbm_bytes / 1e6),
-                significant(kernel.flops / 1e9),
-                significant(kernel.bytes / 1e6),
-                significant(1e3 * kernel.roofline_seconds),
-                kernel.bound,
-                significant(kernel.compile_seconds),
-            )
-        )
-    return "\n\n".join(f"{title}\n{text_table(header, rows)}" for title, rows in blocks.items())
+        blocks.setdefault(f"{kernel.kernel}, {kernel.direction}: {kernel.shape}", []).append(kernel)
+    return "\n\n".join(f"{title}\n{column_table(columns, block)}" for title, block in blocks.items())
 
 
 def training_table(report: TrainingReport, published: list[PublishedRun]) -> str:
     """A compiled step: memory, collectives, work, time, and the same arithmetic for published runs."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in report.mesh.items())
     lines = [
-        f"{report.topology}, {mesh}: {quantity(report.tokens)} tokens a step, "
+        f"{report.topology}, {mesh_text(report.mesh)}: {quantity(report.tokens)} tokens a step, "
         f"compiled in {duration(report.compile_seconds)}",
         f"HBM of a device\n{hbm_table(report.hbm)}",
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(report)}",
@@ -70,8 +65,7 @@ def training_table(report: TrainingReport, published: list[PublishedRun]) -> str
 
 def serving_table(report: ServingReport) -> str:
     """A compiled program of the engine: memory, collectives, and a step's time."""
-    mesh, time = " x ".join(f"{axis} {size}" for axis, size in report.mesh.items()), report.roofline
-    devices = math.prod(report.mesh.values())
+    time, devices = report.roofline, math.prod(report.mesh.values())
     rows = [
         (f"{quantity(report.work.flops)} FLOPs, at {COMPUTE:.0%} of peak", significant(1e3 * time.compute)),
         (f"{quantity(report.work.bytes)} bytes of HBM, at {MEMORY:.0%} of bandwidth", significant(1e3 * time.memory)),
@@ -81,8 +75,9 @@ def serving_table(report: ServingReport) -> str:
     ]
     rate = report.tokens / time.seconds
     lines = [
-        f"{report.mode} on {report.topology}, {mesh}: {report.slots:,} sequences of {report.context:,} tokens, "
-        f"{report.tokens:,} new tokens a step, compiled in {duration(report.compile_seconds)}",
+        f"{report.mode} on {report.topology}, {mesh_text(report.mesh)}: {report.slots:,} sequences of "
+        f"{report.context:,} tokens, {report.tokens:,} new tokens a step, compiled in "
+        f"{duration(report.compile_seconds)}",
         f"HBM of a device\n{hbm_table(report.hbm)}",
         f"Collectives of a device, in a step, at {LINK:.0%} of their links\n{_collective_table(report)}",
         f"Time of a step, an estimate: nothing was run\n{text_table(('', 'ms'), rows)}",
@@ -92,49 +87,30 @@ def serving_table(report: ServingReport) -> str:
     return "\n\n".join(line.rstrip() for line in lines)
 
 
-def sweep_table(candidates: list[Candidate], most: int) -> str:
+def sweep_table(candidates: list[Candidate], limit: int) -> str:
     """The best layouts, the fastest first; ``parts`` are those of the experts' exchange."""
-    header = (
-        "stage",
-        "virtual",
-        "expert",
-        "parts",
-        "data",
-        "micro-batches",
-        "remat",
-        "HBM GB",
-        "host GB",
-        "bubble",
-        "s",
-        "exposed s",
-        "MFU",
-    )
-    rows = []
-    for candidate in candidates[:most]:
-        parallel, train = candidate.config.parallel, candidate.config.train
-        line = (
-            parallel.stage,
-            parallel.virtual_stages,
-            parallel.expert,
-            parallel.expert_chunks,
-            parallel.data,
-            train.micro_batches,
-            candidate.recomputation,
-        )
-        rows.append((*line, *_estimate_cells(candidate.estimate)))
-    return f"{len(candidates)} layouts fit by formulas, nothing compiled\n{text_table(header, rows)}".rstrip()
+    columns = {
+        "stage": lambda layout: layout.config.parallel.stage,
+        "virtual": lambda layout: layout.config.parallel.virtual_stages,
+        "expert": lambda layout: layout.config.parallel.expert,
+        "parts": lambda layout: layout.config.parallel.expert_chunks,
+        "data": lambda layout: layout.config.parallel.data,
+        "micro-batches": lambda layout: layout.config.train.micro_batches,
+        "remat": lambda layout: layout.recomputation,
+        "HBM GB": lambda layout: layout.estimate.hbm.total / 1e9,
+        "host GB": lambda layout: layout.estimate.host_bytes / 1e9,
+        "bubble": lambda layout: percent(layout.estimate.bubble),
+        "s": lambda layout: layout.estimate.roofline.seconds,
+        "exposed s": lambda layout: layout.estimate.roofline.exposed,
+        "MFU": lambda layout: percent(layout.estimate.roofline.mfu()),
+    }
+    table = column_table(columns, candidates[:limit])
+    return f"{len(candidates)} layouts fit by formulas, nothing compiled\n{table}".rstrip()
 
 
-def _estimate_cells(estimate: Estimate) -> tuple[str, ...]:
-    time = estimate.roofline
-    return (
-        significant(estimate.hbm.total / 1e9),
-        significant(estimate.host_bytes / 1e9),
-        percent(estimate.bubble),
-        significant(time.seconds),
-        significant(time.exposed),
-        percent(time.mfu()),
-    )
+def mesh_text(mesh: dict[str, int]) -> str:
+    """Axes and sizes: ``data 2 x expert 4``."""
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.items())
 
 
 def hbm_table(hbm: Hbm) -> str:
@@ -147,20 +123,17 @@ def hbm_table(hbm: Hbm) -> str:
     return text_table(("for", "GB", f"of {hbm.limit / 1e9:.0f} GB"), rows)
 
 
-def _collective_table(report: TrainingReport | ServingReport) -> str:
-    rows = [
-        (
-            row.kind,
-            row.axes,
-            row.dtype,
-            significant(row.count),
-            significant(row.bytes / 1e9),
-            significant(row.seconds),
-            significant(row.exposed),
-        )
-        for row in report.collectives
-    ]
-    return text_table(("kind", "axes", "type", "times", "GB", "s", "exposed s"), rows)
+def _collective_table(report: ProgramReport) -> str:
+    columns = {
+        "kind": lambda total: total.kind,
+        "axes": lambda total: total.axes,
+        "type": lambda total: total.dtype,
+        "times": lambda total: total.count,
+        "GB": lambda total: total.bytes / 1e9,
+        "s": lambda total: total.seconds,
+        "exposed s": lambda total: total.exposed,
+    }
+    return column_table(columns, report.collectives)
 
 
 def _work_table(report: TrainingReport) -> str:
@@ -209,22 +182,16 @@ def tower_table(report: TrainingReport, tower: TowerShare) -> str:
 
 
 def _published_table(published: list[PublishedRun]) -> str:
-    rows = [
-        (
-            run.name,
-            *(significant(seconds) for seconds in _terms(run.estimate.roofline)),
-            percent(run.estimate.roofline.mfu()),
-            percent(run.mfu),
-            significant(run.ratio),
-        )
-        for run in published
-    ]
-    header = ("run on 256 tpu7x chips", "ticks s", "exposed s", "optimizer s", "MFU, estimated", "published", "ratio")
-    return text_table(header, rows)
-
-
-def _terms(time: Roofline) -> tuple[float, float, float]:
-    return time.ticks, time.exposed, time.optimizer
+    columns = {
+        "run on 256 tpu7x chips": lambda run: run.name,
+        "ticks s": lambda run: run.estimate.roofline.ticks,
+        "exposed s": lambda run: run.estimate.roofline.exposed,
+        "optimizer s": lambda run: run.estimate.roofline.optimizer,
+        "MFU, estimated": lambda run: percent(run.estimate.roofline.mfu()),
+        "published": lambda run: percent(run.mfu),
+        "ratio": lambda run: run.ratio,
+    }
+    return column_table(columns, published)
 
 
 def as_json(value: Any) -> Any:

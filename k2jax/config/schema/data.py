@@ -83,7 +83,6 @@ class ImagesConfig:
     patches: PositiveInt = 4096  #: of the images of a row of tokens, and of a row of the tower; a multiple of 4
     rows: PositiveShare = 1.0  #: rows of the tower over rows of tokens; less where few of those have images
     image_patches: PositiveInt = 16384  #: images with more, or that fill more than a row, are reduced
-    frame_patches: PositiveInt = 4096  #: frames of clips with more are reduced, so that a chunk of them fits a row
     megapixels: PositiveFloat = 90.0  #: larger images are corrupt records [10^6 pixels]
     megabytes: PositiveFloat = 50.0  #: larger files are corrupt records [10^6 bytes]
     augment: Share = 0.0  #: share of the samples that are augmented, where their record permits

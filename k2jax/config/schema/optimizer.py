@@ -34,11 +34,8 @@ class OptimizerConfig:
     schedule: ScheduleConfig = ScheduleConfig()  #: rate over steps
     weight_decay: NonNegativeFloat = 0.1  #: decoupled decay, on matrices only
     momentum: ShareBelowOne = 0.95  #: Muon momentum
-    update_rms: float = 0.2  #: Muon update scale: update_rms * sqrt(max(n, m))
     newton_schulz: Literal["muon", "polar_express"] = "muon"  #: coefficient preset
     newton_schulz_steps: PositiveInt = 5  #: Newton-Schulz iterations
-    adam_b1: ShareBelowOne = 0.9  #: AdamW first-moment decay
-    adam_b2: ShareBelowOne = 0.95  #: AdamW second-moment decay
     adam_eps: NonNegativeFloat = 1e-8  #: AdamW epsilon
     grad_clip: NonNegativeFloat = 1.0  #: global-norm gradient clipping; 0 turns it off
     qk_clip_tau: PositiveFloat = 100.0  #: QK-Clip threshold on the maximum attention logit

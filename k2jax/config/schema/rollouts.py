@@ -68,7 +68,6 @@ class RolloutConfig:
     token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
     concurrency: NonNegativeInt = 0  #: episodes at a time; the next ones begin when these have ended; 0 is all
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices
-    page_size: PositiveInt = 16  #: tokens in a page of the cache
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts

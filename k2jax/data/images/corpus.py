@@ -18,6 +18,7 @@ from k2jax.config.schema import DataConfig, SourceConfig, VisionConfig
 from k2jax.data.cache import cache_root, damaged, get_or_build, key_of
 from k2jax.data.images.conversations import ConversationRenderer, VisualConversation, read_conversation
 from k2jax.data.images.corpus_files import GRIDS, RECORDS, SIZES, checksum, write_corpus
+from k2jax.data.images.limits import FRAME_PATCHES
 from k2jax.data.images.measured import MeasuredMedia, not_needed
 from k2jax.data.images.measuring import (
     MeasuredConversation,
@@ -199,7 +200,7 @@ def prepare_visual(
         "held_out": config.held_out,
         "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
-        "images": [images.patches, images.image_patches, images.frame_patches, *limits, vision.patch, vision.frames],
+        "images": [images.patches, images.image_patches, FRAME_PATCHES, *limits, vision.patch, vision.frames],
     }
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, log)

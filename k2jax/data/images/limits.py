@@ -10,6 +10,10 @@ MERGE = 2
 """Patches along each side of the square that becomes one feature."""
 
 
+FRAME_PATCHES = 4096
+"""Most patches of a frame of a clip."""
+
+
 class ResizeLimits(NamedTuple):
     """What an image is reduced to; it is never enlarged.
 
@@ -33,7 +37,7 @@ class ProcessorLimits(NamedTuple):
     """
 
     images: ResizeLimits = ResizeLimits()
-    frames: ResizeLimits = ResizeLimits(patches=4096)
+    frames: ResizeLimits = ResizeLimits(FRAME_PATCHES)
 
 
 PUBLISHED = ProcessorLimits()
@@ -49,5 +53,5 @@ def run_limits(images: ImagesConfig, frames: int) -> ProcessorLimits:
     """
     return ProcessorLimits(
         ResizeLimits(images.image_patches, padded=images.patches),
-        ResizeLimits(images.frame_patches, padded=max(MERGE**2, images.patches // frames)),
+        ResizeLimits(FRAME_PATCHES, padded=max(MERGE**2, images.patches // frames)),
     )

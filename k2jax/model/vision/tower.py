@@ -115,19 +115,19 @@ def _layer(
     return x_RPD + out_RPD, stats.max_logit
 
 
-def _pool(groups: Array, frames: Array, most: int) -> Array:
+def _pool(groups: Array, frames: Array, max_frames: int) -> Array:
     """Mean over the frames of a chunk, whose groups at one place follow one another.
 
     Args:
         groups: ``[R, N, 4, D]``.
         frames: int32 ``[R, N]``, frames of the chunk.
-        most: most frames of any chunk.
+        max_frames: most frames of any chunk.
 
     Returns:
         ``[R, N, 4, D]``; only what stands at groups of first frames is a mean.
     """
     total = groups
-    for frame in range(1, most):
+    for frame in range(1, max_frames):
         later = jnp.pad(groups[:, frame:], ((0, 0), (0, frame), (0, 0), (0, 0)))
         total = total + jnp.where((frame < frames)[..., None, None], later, 0)
     return total / jnp.maximum(frames, 1)[..., None, None].astype(groups.dtype)

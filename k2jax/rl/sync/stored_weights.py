@@ -33,7 +33,7 @@ _NEWEST = 2  # versions that a store keeps
 _NONE = -1  # in place of a version
 
 
-def load_current(folder: Path, timeout: float = 0.0) -> tuple[int, Iterator[tuple[Name, np.ndarray]]]:
+def load_current(folder: Path) -> tuple[int, Iterator[tuple[Name, np.ndarray]]]:
     """The current version of a store of one process and its weights, for ``Engine.update_params``.
 
     The version stays there until the iterator is used up or closed, whatever the trainer publishes meanwhile. Arrays
@@ -41,7 +41,6 @@ def load_current(folder: Path, timeout: float = 0.0) -> tuple[int, Iterator[tupl
 
     Args:
         folder: of the store.
-        timeout: time to wait for a first version [s].
 
     Raises:
         UserError: there is no version, or, while arrays are read, one is damaged.
@@ -52,19 +51,12 @@ def load_current(folder: Path, timeout: float = 0.0) -> tuple[int, Iterator[tupl
         if opened is not None:
             return opened.version, opened.arrays()
         # Where there is a current version, it changed in this moment.
-        patience = max(timeout, CHANGE_SECONDS) if (folder / "current.json").exists() else timeout
-        if time.monotonic() - began >= patience:
+        if not (folder / "current.json").exists() or time.monotonic() - began >= CHANGE_SECONDS:
             raise UserError(f"no whole weights in {folder}; the trainer publishes there when it starts")
         time.sleep(RETRY_SECONDS)
 
 
-def current_version(folder: Path) -> int | None:
-    """Number of the store's current version, to see whether there is a new one; None before the first."""
-    current = current_of(folder)
-    return None if current is None else current["version"]
-
-
-def load_together(folder: Path, target: Target, timeout: float = 0.0) -> tuple[int, Iterator[tuple[Name, Any]]]:
+def load_together(folder: Path, target: Target) -> tuple[int, Iterator[tuple[Name, Any]]]:
     """A version that all processes of an engine have, and its weights, for ``Engine.update_params``.
 
     Every process calls it with the store of its own place in the run. A version of which a trainer's process was killed
@@ -73,17 +65,16 @@ def load_together(folder: Path, target: Target, timeout: float = 0.0) -> tuple[i
     Args:
         folder: of this process's store.
         target: of the engine's weights; its mesh is the one whose weights were published.
-        timeout: time to wait for a first version [s].
 
     Raises:
         UserError: in all processes, where they have no version in common; or, while arrays are read, one is damaged or
             belongs to another mesh.
     """
-    began, patience = time.monotonic(), max(timeout, CHANGE_SECONDS)
+    began = time.monotonic()
     while True:
         held = {version.version: version for version in _newest(folder)}
         mine = [*held, _NONE, _NONE][:_NEWEST]
-        is_late = time.monotonic() - began >= patience
+        is_late = time.monotonic() - began >= CHANGE_SECONDS
         everyone = multihost_utils.process_allgather(np.array([*mine, is_late], np.int32))
         agreed = _common(everyone[:, :-1])
         for version in held.keys() - {agreed}:

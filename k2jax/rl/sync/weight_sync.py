@@ -97,7 +97,6 @@ def colocated_engine(program: Program, rollout: RolloutConfig) -> Engine:
         config.model,
         jax.eval_shape(lambda params: cast_params(params, logical, dtype), abstract(logical)),
         slots=rollout.slots,
-        page_size=rollout.page_size,
         max_length=rollout.max_length,
         version=-1,
         mesh=mesh,

@@ -7,15 +7,13 @@ a full solution is ``working;answer``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import random
 from typing import NamedTuple
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer, metadata_answer
-from k2jax.errors import UserError
-from k2jax.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
+from k2jax.tasks.generated import GeneratedTasks, SizedMaker, sized_makers, user
 from k2jax.trajectory import Reward
 
 LETTERS = "abcdefghij"
@@ -37,7 +35,7 @@ class Problem(NamedTuple):
     answer: str
 
 
-class CharacterTasks:
+class CharacterTasks(GeneratedTasks):
     """Distinct character problems; the prompt is the one user message, and metadata hold answer, kind and working."""
 
     def __init__(
@@ -58,33 +56,20 @@ class CharacterTasks:
         Raises:
             UserError: a kind is unknown, or ``count`` is not positive.
         """
-        if count < 1:
-            raise UserError(f"characters: count is {count}; it must be positive")
         self._makers = sized_makers("characters", kinds, _MAKERS)
-        self._count, self._seed, self._split = count, seed, split
+        super().__init__("characters", count, split, stream=f"{seed} {split} {' '.join(self._makers)}")
 
-    def load(self) -> Iterator[Task]:
-        """The tasks in a random order that depends on the options alone.
-
-        Raises:
-            UserError: there are not as many distinct problems of these kinds.
-        """
-        kinds = list(self._makers)
-        rng = random.Random(f"{self._seed} {self._split} {' '.join(kinds)}")
-
-        def draw() -> tuple[str, tuple[str, Problem]]:
-            kind, problem = draw_kind(self._makers, rng)
-            return problem.prompt, (kind, problem)
-
-        words = {"dataset": "characters", "things": f"problems of {'+'.join(kinds)}", "remedy": "the sizes"}
-        for prompt, (kind, problem) in distinct(draw, self._count, self._split, **words):
-            yield Task(
-                id=f"{kind}/{prompt}",
-                domain=kind,
-                instruction=({"role": "user", "content": prompt},),
-                verifier="final_answer",
-                metadata={"answer": problem.answer, "kind": kind, "working": problem.working},
-            )
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A problem of any kind."""
+        kind = rng.choice(list(self._makers))
+        problem = self._makers[kind](rng)
+        return Task(
+            id=f"{kind}/{problem.prompt}",
+            domain=kind,
+            instruction=(user(problem.prompt),),
+            verifier="final_answer",
+            metadata={"answer": problem.answer, "kind": kind, "working": problem.working},
+        )
 
 
 @judges_every_answer(metadata_answer)

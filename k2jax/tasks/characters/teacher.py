@@ -17,7 +17,7 @@ from typing import Any, Literal
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import ANSWER_MARK
-from k2jax.tasks.drawing import check_direct
+from k2jax.tasks.generated import check_share
 
 Style = Literal["direct", "worked"]
 CHECK_MARK = "?"
@@ -58,7 +58,7 @@ def solutions(tasks: Iterable[Task], direct: float, rng: random.Random) -> Itera
     Raises:
         UserError: ``direct`` is no share.
     """
-    check_direct(direct)
+    check_share("direct answers", direct)
     for task in tasks:
         yield task, solution(task, "direct" if rng.random() < direct else "worked")
 

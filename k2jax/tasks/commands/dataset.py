@@ -7,7 +7,7 @@ then ``sort k>out``. A model of characters can learn it in the compact format of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 import json
 import random
 from typing import Any
@@ -17,8 +17,7 @@ from k2jax.agents.environments.files import FILES, OUTPUTS
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.tasks.drawing import check_direct
-from k2jax.tasks.kinds import TasksOfKinds
+from k2jax.tasks.generated import GeneratedTasks, check_kinds, check_share, demonstrated_call, user
 
 COMMANDS = {"sort": "sort", "copy": "cat", "turn": "tac", "first": "head -n1", "last": "tail -n1", "count": "wc -l"}
 """What makes the output of a file, by the word that asks for it."""
@@ -29,21 +28,34 @@ _FILES, _SHORTEST = 3, 2
 """Files of a task, and lines of the shortest of them; no two have as many."""
 
 
-def command_tasks(
-    kinds: tuple[str, ...] = tuple(COMMANDS), count: int = 10_000, seed: int = 0, split: Split = "train"
-) -> TasksOfKinds:
-    """Distinct tasks; metadata hold the files, the test and the commands of a solution.
+class CommandTasks(GeneratedTasks):
+    """Distinct tasks; metadata hold the files, the test and the commands of a solution."""
 
-    Args:
-        kinds: of ``COMMANDS``, each with equal probability.
-        count: number of tasks.
-        seed: of their choice; the splits of all seeds are disjoint.
-        split: ``train`` or ``test``.
+    def __init__(
+        self, kinds: tuple[str, ...] = tuple(COMMANDS), count: int = 10_000, seed: int = 0, split: Split = "train"
+    ):
+        """A set of tasks.
 
-    Raises:
-        UserError: a kind is unknown, or ``count`` is not positive.
-    """
-    return TasksOfKinds("commands", list(COMMANDS), _task, kinds=kinds, count=count, seed=seed, split=split)
+        Args:
+            kinds: of ``COMMANDS``, each with equal probability.
+            count: number of tasks.
+            seed: of their choice; the splits of all seeds are disjoint.
+            split: ``train`` or ``test``.
+
+        Raises:
+            UserError: a kind is unknown, or ``count`` is not positive.
+        """
+        check_kinds("commands", kinds, list(COMMANDS))
+        self._kinds = kinds
+        super().__init__("commands", count, split, stream=f"commands {seed} {split} {' '.join(kinds)}")
+
+    def identity(self, task: Task) -> str:
+        """The prompt and the files."""
+        return task.id
+
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A task of any kind."""
+        return _task(rng.choice(self._kinds), rng)
 
 
 def _task(kind: str, rng: random.Random) -> Task:
@@ -60,7 +72,7 @@ def _task(kind: str, rng: random.Random) -> Task:
     return Task(
         id=f"{prompt} {json.dumps(texts, separators=(',', ':'))}",
         domain=kind,
-        instruction=({"role": "user", "content": prompt},),
+        instruction=(user(prompt),),
         verifier="shell_test",
         environment="named_files",
         tools=("shell",),
@@ -92,26 +104,19 @@ def command_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: int
     Raises:
         UserError: ``direct`` is no share.
     """
-    check_direct(direct)
+    check_share("direct answers", direct)
     rng = random.Random(seed)
     for task in tasks:
         prompt, (look, act) = task.instruction[0]["content"], task.metadata["commands"]
         name = rng.choice(prompt.partition(": ")[2].split(" "))
         looks = rng.random() >= direct
         steps = [(look, _holder(act)), (act, "")] if looks else [(_commands(prompt, name)[1], "")]
-        yield {"messages": [*task.instruction, *_carried_out(steps), said(DONE)]}
+        messages = [message for step in steps for message in demonstrated_call("shell", *step)]
+        yield {"messages": [*task.instruction, *messages, said(DONE)]}
 
 
 def _holder(command: str) -> str:
     return command.partition("<")[2].partition(">")[0]
-
-
-def _carried_out(steps: Iterable[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
-    """Commands and what they print."""
-    for command, output in steps:
-        function = {"name": "shell", "arguments": json.dumps(command)}
-        yield said("") | {"tool_calls": [{"id": "0", "type": "function", "function": function}]}
-        yield {"role": "tool", "tool_call_id": "0", "name": "shell", "content": output}
 
 
 def oracle(task: Task, messages: list[Message]) -> Message:

@@ -9,7 +9,6 @@ judged by tests on other numbers. A model of characters can learn it in the comp
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-import json
 import random
 from typing import Any
 
@@ -19,8 +18,7 @@ from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.python import SOURCE
 from k2jax.tasks.code.verifier import TEMPLATE
-from k2jax.tasks.drawing import check_direct
-from k2jax.tasks.kinds import TasksOfKinds
+from k2jax.tasks.generated import GeneratedTasks, check_kinds, check_share, demonstrated_call, user
 
 FORMS = {"sum": "sum({})", "half": "sum({})//2", "rest": "sum({})%50", "minus": "-sum({})", "twice": "2*sum({})"}
 """The expression of a part of the numbers, by the word that asks for it."""
@@ -30,21 +28,30 @@ _SIZES, _LENGTH, _LARGEST, _TESTS = (1, 2, 3), 5, 40, 3
 """Numbers behind a word, length of ``x``, its largest number, and tests of a task."""
 
 
-def expression_tasks(
-    kinds: tuple[str, ...] = tuple(FORMS), count: int = 10_000, seed: int = 0, split: Split = "train"
-) -> TasksOfKinds:
-    """Distinct tasks; metadata hold the tests, what the interpreter holds, and the readings, the right one first.
+class ExpressionTasks(GeneratedTasks):
+    """Distinct tasks; metadata hold the tests, what the interpreter holds, and the readings, the right one first."""
 
-    Args:
-        kinds: of ``FORMS``, each with equal probability.
-        count: number of tasks.
-        seed: of their choice; the splits of all seeds are disjoint.
-        split: ``train`` or ``test``.
+    def __init__(
+        self, kinds: tuple[str, ...] = tuple(FORMS), count: int = 10_000, seed: int = 0, split: Split = "train"
+    ):
+        """A set of tasks.
 
-    Raises:
-        UserError: a kind is unknown, or ``count`` is not positive.
-    """
-    return TasksOfKinds("expressions", list(FORMS), _task, kinds=kinds, count=count, seed=seed, split=split)
+        Args:
+            kinds: of ``FORMS``, each with equal probability.
+            count: number of tasks.
+            seed: of their choice; the splits of all seeds are disjoint.
+            split: ``train`` or ``test``.
+
+        Raises:
+            UserError: a kind is unknown, or ``count`` is not positive.
+        """
+        check_kinds("expressions", kinds, list(FORMS))
+        self._kinds = kinds
+        super().__init__("expressions", count, split, stream=f"expressions {seed} {split} {' '.join(kinds)}")
+
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A task of any kind."""
+        return _task(rng.choice(self._kinds), rng)
 
 
 def _task(kind: str, rng: random.Random) -> Task:
@@ -56,7 +63,7 @@ def _task(kind: str, rng: random.Random) -> Task:
     return Task(
         id=prompt,
         domain=kind,
-        instruction=({"role": "user", "content": prompt},),
+        instruction=(user(prompt),),
         verifier="unit_tests",
         environment="tools",
         tools=("python",),
@@ -92,7 +99,7 @@ def expression_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: 
     Raises:
         UserError: ``direct`` is no share.
     """
-    check_direct(direct)
+    check_share("direct answers", direct)
     rng = random.Random(seed)
     for task in tasks:
         readings = task.metadata["readings"]
@@ -104,9 +111,7 @@ def expression_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: 
 def _tested(readings: Sequence[str], right: str) -> Iterator[Mapping[str, Any]]:
     """Tests of readings in order, and the answer."""
     for reading in readings[:-1]:
-        function = {"name": "python", "arguments": json.dumps(f"{reading}==y")}
-        yield said("") | {"tool_calls": [{"id": "0", "type": "function", "function": function}]}
-        yield {"role": "tool", "tool_call_id": "0", "name": "python", "content": str(reading == right)}
+        yield from demonstrated_call("python", f"{reading}==y", str(reading == right))
         if reading == right:
             break
     yield said(right)

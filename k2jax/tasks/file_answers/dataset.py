@@ -8,9 +8,7 @@ text of a file whose name is the text of another, which has to be read first.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
 import io
-import itertools
 import random
 import tarfile
 import zlib
@@ -18,21 +16,21 @@ import zlib
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import FILES
 from k2jax.agents.sandbox import Sandbox
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import Verifier
-from k2jax.errors import UserError, nearest
+from k2jax.errors import UserError
+from k2jax.tasks.generated import GeneratedTasks, check_kinds, user
 from k2jax.trajectory import Reward, Trajectory
 
 KINDS = ("write", "copy", "join", "follow")
 EXPECTED = "expected"
 """Key of a task's metadata: the texts that files are to have in the end, by path, but for a last line break."""
 _LONGEST, _MOST = 1 << 20, 16 << 20  # bytes of a file that is read, and of all: zeros grow by a thousand
-_TRIES = 200  # for one more distinct task; a tenth of them at least is of the split
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "zu")
 
 
-class FileAnswers:
+class FileAnswers(GeneratedTasks):
     """Distinct tasks of some kinds, in turn."""
 
     def __init__(
@@ -55,32 +53,15 @@ class FileAnswers:
         Raises:
             UserError: a kind is unknown, or a number is not positive.
         """
-        for kind in kinds:
-            if kind not in KINDS:
-                raise UserError(f"file_answers: no kind {kind!r}{nearest(kind, KINDS)}")
-        if not kinds or count < 1 or syllables < 1:
-            raise UserError("file_answers: name a kind, and a count and syllables above 0")
-        self._syllables = syllables
-        self._kinds, self._count, self._seed, self._split = kinds, count, seed, split
+        check_kinds("file_answers", kinds, KINDS)
+        if syllables < 1:
+            raise UserError(f"file_answers: syllables is {syllables}; it must be positive")
+        self._kinds, self._syllables = kinds, syllables
+        super().__init__("file_answers", count, split, stream=f"file answers {seed}")
 
-    def load(self) -> Iterable[Task]:
-        """The tasks.
-
-        Raises:
-            UserError: there are no more distinct ones.
-        """
-        numbers = random.Random(f"file answers {self._seed}")
-        seen: set[str] = set()
-        for number, kind in zip(range(self._count), itertools.cycle(self._kinds), strict=False):
-            for _ in range(_TRIES):
-                task = _task(kind, numbers, number, self._syllables)
-                text = task.instruction[0]["content"]
-                if split_of(text) == self._split and text not in seen:
-                    break
-            else:
-                raise UserError(f"file_answers: no more than {number} distinct tasks of these kinds; lower count")
-            seen.add(text)
-            yield task
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A task of the next kind."""
+        return _task(self._kinds[number % len(self._kinds)], rng, number, self._syllables)
 
 
 def word(numbers: random.Random, syllables: int) -> str:
@@ -103,7 +84,7 @@ def _task(kind: str, numbers: random.Random, number: int, syllables: int) -> Tas
     return Task(
         f"{kind}-{number}",
         f"file_answers/{kind}",
-        ({"role": "user", "content": instruction},),
+        (user(instruction),),
         "file_answers",
         environment="files",
         metadata={FILES: {path: {"text": given} for path, given in files.items()}, EXPECTED: {name: text}},

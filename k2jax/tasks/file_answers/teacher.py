@@ -7,9 +7,10 @@ import random
 from typing import Any, NamedTuple
 
 from k2jax.agents.environments.files import FILES
+from k2jax.agents.scripted import said
 from k2jax.agents.task import Task
-from k2jax.errors import UserError
 from k2jax.tasks.file_answers.dataset import EXPECTED, word
+from k2jax.tasks.generated import check_share, user
 
 FINISH = "echo $done"
 """Command that ends an episode: the agent's environment says in ``done`` what it is to print."""
@@ -39,15 +40,13 @@ def file_demonstrations(
     Raises:
         UserError: ``careless`` is no share.
     """
-    if not 0 <= careless <= 1:
-        raise UserError(f"the share of careless solutions is {careless}; it must be between 0 and 1")
+    check_share("careless solutions", careless)
     numbers = random.Random(seed)
     for task in tasks:
         steps = careless_steps(task, numbers) if numbers.random() < careless else careful_steps(task)
         messages = [{"role": "system", "content": system}, *task.instruction]
         for step in steps:
-            messages.append({"role": "assistant", "content": step.command})
-            messages.append({"role": "user", "content": f"0 {step.output}"})
+            messages += [said(step.command), user(f"0 {step.output}")]
         yield {"messages": messages[:-1]}  # what the last command prints is shown to nobody
 
 

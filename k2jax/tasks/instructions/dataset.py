@@ -6,12 +6,12 @@ task's constraints can hold together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import random
 
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
+from k2jax.tasks.generated import GeneratedTasks, user
 from k2jax.tasks.instructions.constraints import CONSTRAINTS, GROUPS
 
 _REQUESTS = ("Describe {}.", "Explain {} to a child.", "Write a short text about {}.", "Say what matters about {}.")
@@ -39,7 +39,7 @@ _TOPICS = (
 )
 
 
-class InstructionTasks:
+class InstructionTasks(GeneratedTasks):
     """Requests with one or more constraints; the domain is ``instructions``."""
 
     def __init__(
@@ -60,29 +60,23 @@ class InstructionTasks:
         Raises:
             UserError: a number is out of range.
         """
-        if count < 1 or not 1 <= constraints <= len(GROUPS):
-            raise UserError(f"instructions: count must be positive and constraints from 1 to {len(GROUPS)}")
-        self._constraints, self._count, self._seed, self._split = constraints, count, seed, split
+        if not 1 <= constraints <= len(GROUPS):
+            raise UserError(f"instructions: constraints is {constraints}; it must be from 1 to {len(GROUPS)}")
+        self._constraints, self._name = constraints, f"{split}/seed{seed}"
+        super().__init__("instructions", count, split, stream=f"{seed} {split}")
 
-    def load(self) -> Iterator[Task]:
-        """The tasks."""
-        rng = random.Random(f"{self._seed} {self._split}")
-        seen: set[str] = set()
-        while len(seen) < self._count:
-            chosen = []
-            for group in rng.sample(sorted(GROUPS), self._constraints):
-                name = rng.choice(GROUPS[group])
-                chosen.append([name, CONSTRAINTS[name].draw(rng)])
-            request = rng.choice(_REQUESTS).format(rng.choice(_TOPICS))
-            lines = [f"- {CONSTRAINTS[name].text.format(*values)}" for name, values in chosen]
-            prompt = "\n".join([request, "Your answer must meet these constraints:", *lines])
-            if prompt in seen or split_of(prompt) != self._split:
-                continue
-            yield Task(
-                id=f"{self._split}/seed{self._seed}/{len(seen)}",
-                domain="instructions",
-                instruction=({"role": "user", "content": prompt},),
-                verifier="instructions",
-                metadata={"constraints": chosen},
-            )
-            seen.add(prompt)
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A request with constraints of different groups."""
+        chosen = []
+        for group in rng.sample(sorted(GROUPS), self._constraints):
+            name = rng.choice(GROUPS[group])
+            chosen.append([name, CONSTRAINTS[name].draw(rng)])
+        request = rng.choice(_REQUESTS).format(rng.choice(_TOPICS))
+        lines = [f"- {CONSTRAINTS[name].text.format(*values)}" for name, values in chosen]
+        return Task(
+            id=f"{self._name}/{number}",
+            domain="instructions",
+            instruction=(user("\n".join([request, "Your answer must meet these constraints:", *lines])),),
+            verifier="instructions",
+            metadata={"constraints": chosen},
+        )

@@ -21,7 +21,7 @@ from k2jax.agents.scripted import Script, called, play, said, scripted
 from k2jax.agents.task import Task
 from k2jax.drawings.canvas import COLOURS, SHAPES
 from k2jax.errors import UserError
-from k2jax.tasks.drawing import check_direct
+from k2jax.tasks.generated import check_share
 from k2jax.tasks.pictures.tools import PICTURE, kind_of, question_of
 from k2jax.tasks.pictures.verifier import TRUTH
 
@@ -77,7 +77,7 @@ def picture_demonstrations(tasks: Iterable[Task], direct: float = 0.0, seed: int
     Raises:
         UserError: ``direct`` is no share, or a sandbox cannot be had or failed.
     """
-    check_direct(direct)
+    check_share("direct answers", direct)
     rng, maker, remaining = random.Random(seed), EnvironmentMaker(), iter(tasks)
     while batch := list(itertools.islice(remaining, 2 * (os.cpu_count() or 1))):
         looks = {task.id for task in batch if rng.random() >= direct}

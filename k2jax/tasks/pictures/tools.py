@@ -25,7 +25,7 @@ from k2jax.drawings.canvas import (
     cells_of,
     draw_shapes,
     kind_of_shape,
-    most_shapes,
+    max_shapes,
 )
 from k2jax.drawings.synthetic import synthetic_sample
 from k2jax.errors import UserError, nearest
@@ -140,7 +140,7 @@ def picture_question(seed: int, index: int, *, kind: str, split: Split, size: tu
     """
     if kind in _MEASURES:
         rng = np.random.default_rng([seed, index, zlib.crc32(f"{kind} {split}".encode())])
-        kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, most_shapes(size) + 1))]
+        kinds = [kind_of_shape(rng) for _ in range(rng.integers(1, max_shapes(size) + 1))]
         image, shapes = draw_shapes(rng, size, kinds)
         return _MEASURES[kind](rng, image, shapes)
     sample = synthetic_sample(seed, index, kind=kind, split="train" if split == "train" else "held_out", size=size)

@@ -20,8 +20,7 @@ from k2jax.drawings.labels import THOUSAND
 from k2jax.trajectory import Reward
 
 TRUTH = "truth"
-"""Key of a task's metadata."""
-"""Coordinates are thousandths."""
+"""Key of a task's metadata; coordinates are thousandths."""
 LONGEST = 10_000
 """Characters of an answer; a longer one is malformed. Comparing two texts costs the product of their lengths."""
 MOST_SHAPES = 500

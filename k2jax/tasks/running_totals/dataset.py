@@ -17,7 +17,7 @@ from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.tasks.characters.dataset import ANSWER_MARK
-from k2jax.tasks.drawing import check_direct, distinct
+from k2jax.tasks.generated import GeneratedTasks, check_share, user
 
 _MODULUS = 100
 
@@ -35,10 +35,10 @@ class Dialogue(Environment):
         line = next(self._lines, None)
         if line is None:
             return Step(Observation(), terminated=True)
-        return Step(Observation((_user(line),)))
+        return Step(Observation((user(line),)))
 
 
-class RunningTotals:
+class RunningTotals(GeneratedTasks):
     """Distinct dialogues; metadata hold the user's ``lines``, the right ``totals`` and the last one as ``answer``."""
 
     def __init__(self, turns: int = 4, largest: int = 9, count: int = 5000, seed: int = 0, split: Split = "train"):
@@ -54,37 +54,30 @@ class RunningTotals:
         Raises:
             UserError: ``turns`` or ``count`` is not positive, or ``largest`` is no digit.
         """
-        if min(turns, count) < 1:
-            raise UserError("running_totals: turns and count must be positive")
+        if turns < 1:
+            raise UserError(f"running_totals: turns is {turns}; it must be positive")
         if not 0 <= largest <= 9:
             raise UserError(f"running_totals: largest is {largest}; it must be a digit")
-        self._turns, self._largest, self._count = turns, largest, count
-        self._seed, self._split = seed, split
+        self._turns, self._largest = turns, largest
+        super().__init__("running_totals", count, split, stream=f"{seed} {split} {turns} {largest}")
 
-    def load(self) -> Iterator[Task]:
-        """The tasks in a random order that depends on the options alone.
+    def identity(self, task: Task) -> str:
+        """All numbers."""
+        return task.id
 
-        Raises:
-            UserError: there are not as many distinct dialogues.
-        """
-        rng = random.Random(f"{self._seed} {self._split} {self._turns} {self._largest}")
-
-        def draw() -> tuple[str, list[int]]:
-            numbers = [rng.randrange(_MODULUS), *(rng.randrange(self._largest + 1) for _ in range(self._turns))]
-            return "+".join(map(str, numbers)), numbers
-
-        words = {"things": f"dialogues of {self._turns} turns", "remedy": "largest"}
-        for name, numbers in distinct(draw, self._count, self._split, dataset="running_totals", **words):
-            lines = [f"{numbers[0]:02}+{numbers[1]}=", *(f"+{number}=" for number in numbers[2:])]
-            totals = [f"{total % _MODULUS:02}" for total in itertools.accumulate(numbers)][1:]
-            yield Task(
-                id=name,
-                domain=f"turns-{self._turns}",
-                instruction=(_user(lines[0]),),
-                verifier="final_answer",
-                environment="dialogue",
-                metadata={"lines": lines, "totals": totals, "answer": totals[-1]},
-            )
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A dialogue."""
+        numbers = [rng.randrange(_MODULUS), *(rng.randrange(self._largest + 1) for _ in range(self._turns))]
+        lines = [f"{numbers[0]:02}+{numbers[1]}=", *(f"+{added}=" for added in numbers[2:])]
+        totals = [f"{total % _MODULUS:02}" for total in itertools.accumulate(numbers)][1:]
+        return Task(
+            id="+".join(map(str, numbers)),
+            domain=f"turns-{self._turns}",
+            instruction=(user(lines[0]),),
+            verifier="final_answer",
+            environment="dialogue",
+            metadata={"lines": lines, "totals": totals, "answer": totals[-1]},
+        )
 
 
 def dialogue_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -101,7 +94,7 @@ def dialogue_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: in
     Raises:
         UserError: ``direct`` is no share.
     """
-    check_direct(direct)
+    check_share("direct answers", direct)
     rng = random.Random(seed)
     for task in tasks:
         messages, total = [], 0
@@ -110,7 +103,7 @@ def dialogue_demonstrations(tasks: Iterable[Task], direct: float = 0.7, seed: in
             total = int(first) if first else total
             answer = without_carry(total, int(number)) if rng.random() < direct else worked(total, int(number))
             total = int(answer[-2:])
-            messages += [_user(line), {"role": "assistant", "content": answer}]
+            messages += [user(line), {"role": "assistant", "content": answer}]
         yield {"messages": messages}
 
 
@@ -122,7 +115,3 @@ def worked(total: int, number: int) -> str:
 def without_carry(total: int, number: int) -> str:
     """An answer to a turn that leaves the tens as they are, and is right where nothing is carried: ``31``."""
     return f"{total // 10}{(total + number) % 10}"
-
-
-def _user(line: str) -> Message:
-    return {"role": "user", "content": line}

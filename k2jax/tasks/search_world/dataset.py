@@ -6,15 +6,15 @@ download, and long documents to read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import random
 import re
 from typing import Any
 
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.split import Split
 from k2jax.agents.task import Budget, Task
-from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.errors import UserError
 from k2jax.tasks.answer_line import ANSWER_FORMAT
+from k2jax.tasks.generated import GeneratedTasks, check_kinds, user
 from k2jax.tasks.search_world.world import CAME, LINKS, Entity, SearchWorld, chronicle_title, receipt, search_world
 
 WORLD = "world"
@@ -41,11 +41,10 @@ _LAST = {
     "form": "Which form has {}?",
     "profession": "Which profession had {}?",
 }
-_TRIES = 1000
 _KINDS = ("wide", "deep", "download", "long")
 
 
-class SearchTasks:
+class SearchTasks(GeneratedTasks):
     """Questions of some kinds; the domain is ``search/`` and the kind. Each names the world that its tools search."""
 
     def __init__(
@@ -82,49 +81,33 @@ class SearchTasks:
         Raises:
             UserError: a kind is unknown, or a number out of range.
         """
-        for kind in kinds:
-            if kind not in _KINDS:
-                raise UserError(f"search_world: there is no kind {abbreviate(kind)}{nearest(kind, _KINDS)}")
-        if not kinds or count < 1 or documents < 20 or not 1 <= rows <= documents // 10 or not 1 <= columns <= 4:
-            raise UserError(
-                "search_world: count must be positive, documents 20 or more, rows at most a tenth of it, columns 1 to 4"
-            )
+        check_kinds("search_world", kinds, _KINDS)
+        if documents < 20 or not 1 <= rows <= documents // 10 or not 1 <= columns <= 4:
+            raise UserError("search_world: documents must be 20 or more, rows at most a tenth of it, columns 1 to 4")
         if not 1 <= hops <= 8 or results < 1 or page < 1 or entries < 1:
             raise UserError("search_world: hops must be from 1 to 8, results, page and entries positive")
-        self._kinds, self._count, self._seed, self._split = kinds, count, seed, split
+        self._kinds, self._seed, self._name = kinds, seed, f"{split}/seed{seed}"
         self._rows, self._columns, self._hops, self._entries = rows, columns, hops, entries
         self._world = {"documents": documents, "seed": seed, "results": results, "page": page}
+        super().__init__("search_world", count, split, stream=f"search tasks {seed} {split}")
 
-    def load(self) -> Iterator[Task]:
-        """The tasks, all different.
-
-        Raises:
-            UserError: the world has not as many different questions of these sizes.
-        """
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A question of the next kind."""
         questions = {"wide": self._wide, "deep": self._deep, "download": self._download, "long": self._long}
-        rng = random.Random(f"search tasks {self._seed} {self._split}")
-        seen: set[str] = set()
-        for number in range(self._count):
-            kind = self._kinds[number % len(self._kinds)]
-            told = self._world | _MORE.get(kind, {}) | ({"chronicles": self._entries} if kind == "long" else {})
-            world = search_world(told["documents"], self._seed, told.get("chronicles", 0))
-            for _ in range(_TRIES):
-                prompt, metadata = questions[kind](world, rng)
-                if prompt not in seen and split_of(prompt) == self._split:
-                    break
-            else:
-                raise UserError(f"search_world: hardly more than {number} questions; raise documents or lower count")
-            seen.add(prompt)
-            yield Task(
-                id=f"{kind}/{self._split}/seed{self._seed}/{number}",
-                domain=f"search/{kind}",
-                instruction=({"role": "user", "content": prompt},),
-                verifier="item_f1" if "table" in metadata else "answer_line",
-                environment="tools",
-                tools=("search_world",),
-                budget=Budget(steps=8 + 4 * self._lookups(kind)),
-                metadata={WORLD: told, **metadata},
-            )
+        kind = self._kinds[number % len(self._kinds)]
+        of_world = self._world | _MORE.get(kind, {}) | ({"chronicles": self._entries} if kind == "long" else {})
+        world = search_world(of_world["documents"], self._seed, of_world.get("chronicles", 0))
+        prompt, metadata = questions[kind](world, rng)
+        return Task(
+            id=f"{kind}/{self._name}/{number}",
+            domain=f"search/{kind}",
+            instruction=(user(prompt),),
+            verifier="item_f1" if "table" in metadata else "answer_line",
+            environment="tools",
+            tools=("search_world",),
+            budget=Budget(steps=8 + 4 * self._lookups(kind)),
+            metadata={WORLD: of_world, **metadata},
+        )
 
     def _lookups(self, kind: str) -> int:
         """About so many documents, or pages of one, that an answer takes."""

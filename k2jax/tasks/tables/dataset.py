@@ -6,14 +6,15 @@ can check the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import random
 from typing import NamedTuple
 
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.split import Split
 from k2jax.agents.task import Task
-from k2jax.errors import UserError, abbreviate, nearest
+from k2jax.errors import UserError
 from k2jax.tasks.answer_line import ANSWER_FORMAT
+from k2jax.tasks.generated import GeneratedTasks, check_kinds, user
 
 COLUMNS = {
     "people": ("name", "age", "city", "company"),
@@ -23,61 +24,15 @@ COLUMNS = {
 Row = dict[str, str | int]
 
 _NAMES = [
-    "Ada",
-    "Bela",
-    "Carlo",
-    "Dora",
-    "Emil",
-    "Fatima",
-    "Goran",
-    "Hana",
-    "Igor",
-    "Jana",
-    "Kofi",
-    "Lena",
-    "Mateo",
-    "Nadia",
-    "Omar",
-    "Petra",
-    "Quentin",
-    "Rosa",
-    "Samir",
-    "Tilda",
-    "Umar",
-    "Vera",
-    "Wanda",
-    "Xenia",
-    "Yusuf",
-    "Zora",
-    "Amir",
-    "Berta",
-    "Chidi",
-    "Davor",
-    "Elif",
-    "Farid",
-    "Greta",
-    "Hugo",
-    "Ines",
-    "Joao",
-    "Kaja",
-    "Luis",
-    "Mina",
+    "Ada", "Bela", "Carlo", "Dora", "Emil", "Fatima", "Goran", "Hana", "Igor", "Jana", "Kofi", "Lena", "Mateo",
+    "Nadia", "Omar", "Petra", "Quentin", "Rosa", "Samir", "Tilda", "Umar", "Vera", "Wanda", "Xenia", "Yusuf", "Zora",
+    "Amir", "Berta", "Chidi", "Davor", "Elif", "Farid", "Greta", "Hugo", "Ines", "Joao", "Kaja", "Luis", "Mina",
     "Nils",
-]
+]  # fmt: skip
 _COMPANIES = [
-    "Arvix",
-    "Belmor",
-    "Cantio",
-    "Dexal",
-    "Elvora",
-    "Fintra",
-    "Gorvan",
-    "Helix",
-    "Iridal",
-    "Jovex",
-    "Kelmar",
+    "Arvix", "Belmor", "Cantio", "Dexal", "Elvora", "Fintra", "Gorvan", "Helix", "Iridal", "Jovex", "Kelmar",
     "Lumora",
-]
+]  # fmt: skip
 _SECTORS = ("energy", "shipping", "banking", "textiles")
 _CITIES = ["Almeda", "Brovic", "Castor", "Dunmar", "Estrel", "Falken", "Gravo", "Hestia", "Ivrea", "Jarno"]
 _COUNTRIES = ("Norland", "Sudria", "Estavia", "Vestmark")
@@ -99,7 +54,7 @@ class Question(NamedTuple):
     sql: str
 
 
-class TableTasks:
+class TableTasks(GeneratedTasks):
     """Questions about tables in the prompt, one world each."""
 
     def __init__(
@@ -122,31 +77,24 @@ class TableTasks:
         Raises:
             UserError: a kind is unknown, or a number out of range.
         """
-        for kind in kinds:
-            if kind not in QUESTIONS:
-                raise UserError(f"tables: there is no kind {abbreviate(kind)}{nearest(kind, list(QUESTIONS))}")
-        if count < 1 or not kinds or not 6 <= rows <= len(_NAMES):
-            raise UserError(f"tables: count must be positive, kinds named, and rows from 6 to {len(_NAMES)}")
-        self._kinds, self._rows, self._count, self._seed, self._split = kinds, rows, count, seed, split
+        check_kinds("tables", kinds, list(QUESTIONS))
+        if not 6 <= rows <= len(_NAMES):
+            raise UserError(f"tables: rows is {rows}; it must be from 6 to {len(_NAMES)}")
+        self._kinds, self._rows, self._name = kinds, rows, f"{split}/seed{seed}"
+        super().__init__("tables", count, split, stream=f"{seed} {split}")
 
-    def load(self) -> Iterator[Task]:
-        """The tasks; the domain is ``tables/`` and the kind."""
-        rng = random.Random(f"{self._seed} {self._split}")
-        for number in range(self._count):
-            kind = self._kinds[number % len(self._kinds)]
-            while True:
-                world = _world(rng, self._rows)
-                question = QUESTIONS[kind](world, rng)
-                prompt = f"{render(world)}\n\n{question.text} {ANSWER_FORMAT}"
-                if split_of(prompt) == self._split:
-                    break
-            yield Task(
-                id=f"{kind}/{self._split}/seed{self._seed}/{number}",
-                domain=f"tables/{kind}",
-                instruction=({"role": "user", "content": prompt},),
-                verifier="answer_line",
-                metadata={"answer": question.answer, "kind": kind, "sql": question.sql},
-            )
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A question of the next kind about a world of its own; the domain is ``tables/`` and the kind."""
+        kind = self._kinds[number % len(self._kinds)]
+        world = _world(rng, self._rows)
+        question = QUESTIONS[kind](world, rng)
+        return Task(
+            id=f"{kind}/{self._name}/{number}",
+            domain=f"tables/{kind}",
+            instruction=(user(f"{render(world)}\n\n{question.text} {ANSWER_FORMAT}"),),
+            verifier="answer_line",
+            metadata={"answer": question.answer, "kind": kind, "sql": question.sql},
+        )
 
 
 def render(world: World) -> str:

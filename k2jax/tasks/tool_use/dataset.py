@@ -7,7 +7,6 @@ that a model of characters can learn to call the tools in the compact format of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import json
 import random
 from typing import NamedTuple
@@ -15,8 +14,7 @@ from typing import NamedTuple
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.store import STORE
-from k2jax.errors import UserError
-from k2jax.tasks.drawing import SizedMaker, distinct, draw_kind, sized_makers
+from k2jax.tasks.generated import GeneratedTasks, SizedMaker, sized_makers, user
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _STORED = 6
@@ -39,7 +37,7 @@ class ToolProblem(NamedTuple):
     answer: str
 
 
-class ToolUseTasks:
+class ToolUseTasks(GeneratedTasks):
     """Distinct problems; metadata hold the answer, the kind, the store and the calls of a solution."""
 
     def __init__(
@@ -60,37 +58,28 @@ class ToolUseTasks:
         Raises:
             UserError: a kind is unknown, or ``count`` is not positive.
         """
-        if count < 1:
-            raise UserError(f"tool_use: count is {count}; it must be positive")
         self._makers = sized_makers("tool_use", kinds, _MAKERS)
-        self._count, self._seed, self._split = count, seed, split
+        super().__init__("tool_use", count, split, stream=f"tool_use {seed} {split} {' '.join(self._makers)}")
 
-    def load(self) -> Iterator[Task]:
-        """The tasks in a random order that depends on the options alone.
+    def identity(self, task: Task) -> str:
+        """The kind, the prompt and the store."""
+        return task.id
 
-        Raises:
-            UserError: there are not as many distinct problems of these kinds.
-        """
-        kinds = list(self._makers)
-        rng = random.Random(f"tool_use {self._seed} {self._split} {' '.join(kinds)}")
-
-        def draw() -> tuple[str, tuple[str, ToolProblem]]:
-            kind, problem = draw_kind(self._makers, rng)
-            stored = json.dumps(problem.store, separators=(",", ":")) if problem.store else ""
-            return f"{kind}/{problem.prompt}{stored}", (kind, problem)
-
-        words = {"dataset": "tool_use", "things": f"problems of {'+'.join(kinds)}", "remedy": "the sizes"}
-        for name, (kind, problem) in distinct(draw, self._count, self._split, **words):
-            metadata = {"answer": problem.answer, "kind": kind, "calls": [list(call) for call in problem.calls]}
-            yield Task(
-                id=name,
-                domain=kind,
-                instruction=({"role": "user", "content": problem.prompt},),
-                verifier="final_answer",
-                environment="tools",
-                tools=("calculator", "store") if problem.store else ("calculator",),
-                metadata=metadata | ({STORE: problem.store} if problem.store else {}),
-            )
+    def draw(self, number: int, rng: random.Random) -> Task:
+        """A problem of any kind."""
+        kind = rng.choice(list(self._makers))
+        problem = self._makers[kind](rng)
+        stored = json.dumps(problem.store, separators=(",", ":")) if problem.store else ""
+        metadata = {"answer": problem.answer, "kind": kind, "calls": [list(call) for call in problem.calls]}
+        return Task(
+            id=f"{kind}/{problem.prompt}{stored}",
+            domain=kind,
+            instruction=(user(problem.prompt),),
+            verifier="final_answer",
+            environment="tools",
+            tools=("calculator", "store") if problem.store else ("calculator",),
+            metadata=metadata | ({STORE: problem.store} if problem.store else {}),
+        )
 
 
 def _calculate(rng: random.Random, operations: int) -> ToolProblem:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-import json
 import random
 from typing import Any
 
+from k2jax.agents.scripted import said
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calculator import calc
 from k2jax.agents.toolsets.store import STORE
-from k2jax.tasks.drawing import check_direct
+from k2jax.tasks.generated import check_share, demonstrated_call
 
 
 def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -24,7 +24,7 @@ def tool_demonstrations(tasks: Iterable[Task], direct: float = 0.6, seed: int = 
     Raises:
         UserError: ``direct`` is no share.
     """
-    check_direct(direct)
+    check_share("direct answers", direct)
     rng = random.Random(seed)
     for task in tasks:
         yield {"messages": [*task.instruction, *solved(task, with_tools=rng.random() >= direct)]}
@@ -34,11 +34,6 @@ def solved(task: Task, with_tools: bool = True) -> list[Mapping[str, Any]]:
     """The messages after the instruction of a right solution: a call in each, its result, and the answer."""
     messages: list[Mapping[str, Any]] = []
     for name, arguments in task.metadata["calls"] if with_tools else ():
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": "0", "type": "function", "function": function}
         result = str(calc(arguments)) if name == "calc" else task.metadata[STORE][arguments]
-        messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "0", "name": name, "content": result},
-        ]
-    return [*messages, {"role": "assistant", "content": task.metadata["answer"]}]
+        messages += demonstrated_call(name, arguments, result)
+    return [*messages, said(task.metadata["answer"])]

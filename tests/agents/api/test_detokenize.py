@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, PromptLogprobs
-from k2jax.agents.api.chat_completions import parse_chat
+from k2jax.agents.api.chat_completions import DIALECT
 from k2jax.agents.api.completions import parse_completion
 from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TEXT, TOKENIZER, TOOLS, USER, answer_ids
 
@@ -18,7 +18,7 @@ def completion(**fields):
 
 
 def chat(**fields):
-    return parse_chat({"model": NAME, "messages": USER, **fields}, CARD)
+    return DIALECT.parse({"model": NAME, "messages": USER, **fields}, CARD)
 
 
 def feed(request, *pieces, finish="stop", prompt_logprobs=()):

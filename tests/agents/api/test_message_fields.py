@@ -4,13 +4,11 @@ import json
 
 import pytest
 
-from k2jax.agents.api import Detokenizer, GeneratedToken, ModelCard, PromptUsage
-from k2jax.agents.api.anthropic import parse_messages, read_messages
-from k2jax.agents.api.anthropic_response import MessagesResponse
+from k2jax.agents.api import Detokenizer, GeneratedToken, ModelCard, PromptUsage, anthropic, chat_completions, responses
+from k2jax.agents.api.anthropic import read_messages
 from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.chat_completions import ChatResponse, parse_chat, read_chat
-from k2jax.agents.api.responses import parse_response, read_response
-from k2jax.agents.api.responses_response import ResponsesResponse
+from k2jax.agents.api.chat_completions import read_chat
+from k2jax.agents.api.responses import read_response
 from k2jax.text import chat_format
 from k2jax.trajectory.filters import no_failed_call
 from k2jax.trajectory.types import Node, Trajectory
@@ -18,8 +16,7 @@ from tests.agents.api.sample import CARD, NAME, TOOLS, USER
 from tests.text import kimi
 
 THINKING = ModelCard(NAME, kimi.thinking_tokenizer(), 800, 512, chat=chat_format(kimi.thinking_tokenizer()))
-ROUTES = {"chat": (parse_chat, ChatResponse), "responses": (parse_response, ResponsesResponse)}
-ROUTES["messages"] = (parse_messages, MessagesResponse)
+ROUTES = {"chat": chat_completions.DIALECT, "responses": responses.DIALECT, "messages": anthropic.DIALECT}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "25"}
@@ -32,7 +29,7 @@ def body(route, messages, **fields):
 
 def prompt(messages, route="chat", card=CARD, **fields):
     """The text of a prompt; special tokens by name."""
-    return kimi.text_of(ROUTES[route][0](body(route, messages, **fields), card).prompts[0], card.tokenizer)
+    return kimi.text_of(ROUTES[route].parse(body(route, messages, **fields), card).prompts[0], card.tokenizer)
 
 
 def refusal(messages, route="chat", card=CARD, **fields):
@@ -46,9 +43,8 @@ def answered(parts, route="chat", card=CARD, finish="stop", **fields):
     """What a client receives of an answer, whole and streamed; names of special tokens in the parts are their ids."""
     tokenizer = card.tokenizer
     ids = [i for p in parts for i in ([tokenizer.special_id(p)] if tokenizer.has_special(p) else tokenizer.encode(p))]
-    parse, respond = ROUTES[route]
-    user = "Hi" if route == "responses" else USER
-    request = parse(body(route, user, **fields), card)
+    respond, user = ROUTES[route].respond, "Hi" if route == "responses" else USER
+    request = ROUTES[route].parse(body(route, user, **fields), card)
     reader, response, streamed = Detokenizer(request, 0, tokenizer), respond(request, card), respond(request, card)
     chunks = []
     for delta in [*(reader.feed([GeneratedToken(i, -0.5)]) for i in ids), reader.feed([], finish)]:
@@ -148,7 +144,7 @@ def test_an_answer_that_is_begun_is_continued(route, message, fields):
     assert prompt([*USER, message], route, THINKING, **fields).endswith(f'{HEAD}<think></think>{{"a":')
     if route != "messages":  # without a word of it the message is whole, and another one begins
         assert prompt([*USER, BEGUN], route).endswith(f'{HEAD}{{"a":<|im_end|>{HEAD}')
-    request = ROUTES[route][0](body(route, [*USER, message], **fields), THINKING)
+    request = ROUTES[route].parse(body(route, [*USER, message], **fields), THINKING)
     assert not request.thinking and request.reads_markup  # what is sampled is the answer's text
 
 

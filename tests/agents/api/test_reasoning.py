@@ -4,45 +4,33 @@ import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, ModelCard, PromptUsage
 from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
+from k2jax.agents.api.chat_completions import DIALECT, ChatResponse
 from k2jax.text import render_history
-from tests.agents.api.sample import CARD, NAME, TOOLS, USER
+from tests.agents.api.sample import CARD, NAME, USER
 from tests.text.test_thinking_chat import ANSWER, CHAT, tokenizer
 
 THINKING = ModelCard(NAME, tokenizer(), tokenizer().vocab_size, 512, chat=CHAT)
-USAGE = PromptUsage(tokens=7, cached=3)
 
 
 def parse(card=THINKING, **fields):
-    return parse_chat({"model": NAME, "messages": USER, **fields}, card)
+    return DIALECT.parse({"model": NAME, "messages": USER, **fields}, card)
 
 
 def answer(request, ids):
-    """The complete body, and the joined deltas of a stream."""
-    whole, streamed = ChatResponse(request, THINKING), ChatResponse(request, THINKING)
-    reader, joined = Detokenizer(request, 0, tokenizer()), {}
-    deltas = [reader.feed([GeneratedToken(i, -0.5)]) for i in ids] + [reader.feed([], "stop")]
-    for delta in deltas:
-        whole.add(delta)
-        for chunk in streamed.chunks(delta):
-            for key in ("content", "reasoning_content"):
-                joined[key] = joined.get(key, "") + (chunk["choices"][0]["delta"].get(key) or "")
-    return whole.body(USAGE)["choices"][0], joined
+    """The only choice of the complete body."""
+    response, reader = ChatResponse(request, THINKING), Detokenizer(request, 0, tokenizer())
+    for i in ids:
+        response.add(reader.feed([GeneratedToken(i, -0.5)]))
+    response.add(reader.feed([], "stop"))
+    return response.body(PromptUsage(tokens=7, cached=3))["choices"][0]
 
 
 def written(reasoning, text):
     return [*tokenizer().encode(reasoning), tokenizer().special_id(ANSWER), *tokenizer().encode(text), CHAT.end]
 
 
-@pytest.mark.parametrize("tools", [[], TOOLS])
-def test_reasoning_comes_out_apart_from_the_answer_whole_and_streamed(tools):
-    choice, joined = answer(parse(tools=tools), written("so 月 it is", "Yes."))
-    assert choice["message"] == {"role": "assistant", "content": "Yes.", "reasoning_content": "so 月 it is"}
-    assert joined == {"content": "Yes.", "reasoning_content": "so 月 it is"} and choice["finish_reason"] == "stop"
-
-
 def test_a_stop_string_in_the_reasoning_does_not_end_the_answer():
-    choice, _ = answer(parse(stop=["it"]), written("so it is", "Yes it was."))
+    choice = answer(parse(stop=["it"]), written("so it is", "Yes it was."))
     assert choice["message"] == {"role": "assistant", "content": "Yes ", "reasoning_content": "so it is"}
 
 
@@ -51,7 +39,7 @@ def test_without_thinking_the_prompt_closes_the_reasoning_and_the_answer_has_non
     builder = render_history(CHAT, USER)
     builder.open_assistant(thinking=False)
     assert request.prompts == (tuple(builder.tokens),)
-    choice, _ = answer(request, [*tokenizer().encode("Yes."), CHAT.end])
+    choice = answer(request, [*tokenizer().encode("Yes."), CHAT.end])
     assert choice["message"] == {"role": "assistant", "content": "Yes."}
 
 
@@ -77,7 +65,7 @@ def test_calls_that_nobody_asked_for_are_calls():
     ids = [special("<|tool_calls_section_begin|>"), special("<|tool_call_begin|>"), *text("functions.f:0"),
            special("<|tool_call_argument_begin|>"), *text("{}"), special("<|tool_call_end|>"),
            special("<|tool_calls_section_end|>"), CHAT.end]  # fmt: skip
-    choice, _ = answer(parse(), written("hm", "")[:-1] + ids)
+    choice = answer(parse(), written("hm", "")[:-1] + ids)
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
 
@@ -95,8 +83,3 @@ def test_wrong_options_of_thinking_are_refused(card, value):
     with pytest.raises(ApiError) as error:
         parse(card, chat_template_kwargs=value)
     assert error.value.status == 400 and error.value.param == "chat_template_kwargs"
-
-
-def test_content_of_a_message_that_is_no_text_is_a_mistake_of_the_client():
-    with pytest.raises(ApiError, match="content"):
-        parse(messages=[{"role": "assistant", "content": 3}, *USER])

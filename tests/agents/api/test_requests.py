@@ -2,12 +2,10 @@
 
 import pytest
 
-from k2jax.agents.api import ApiError
-from k2jax.agents.api.anthropic import parse_messages
-from k2jax.agents.api.chat_completions import parse_chat
+from k2jax.agents.api import ApiError, anthropic, chat_completions
+from k2jax.agents.api import responses as responses_dialect
 from k2jax.agents.api.completions import parse_completion
 from k2jax.agents.api.encoding import parse_json
-from k2jax.agents.api.responses import parse_response
 from tests.agents.api.sample import CARD, NAME, TOKENIZER, USER
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -18,7 +16,15 @@ def completion(**fields):
 
 
 def chat(**fields):
-    return parse_chat({"model": NAME, "messages": USER, **fields}, CARD)
+    return chat_completions.DIALECT.parse({"model": NAME, "messages": USER, **fields}, CARD)
+
+
+def responses(**fields):
+    return responses_dialect.DIALECT.parse({"model": NAME, "input": "Hi", **fields}, CARD)
+
+
+def messages(**fields):
+    return anthropic.DIALECT.parse({"model": NAME, "messages": USER, "max_tokens": 9, **fields}, CARD)
 
 
 # Bad values by the field that is to be named.
@@ -57,6 +63,7 @@ CHATS = COMMON | {
         ["hi"],
         [{"role": [], "content": ""}],
         [{"role": "user", "content": 5}],
+        [{"role": "assistant", "content": 5}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "assistant", "function_call": {"name": "f"}}],
     ],
@@ -78,7 +85,50 @@ CHATS = COMMON | {
 }
 
 
-@pytest.mark.parametrize(("parse", "cases"), [(completion, COMPLETIONS), (chat, CHATS)], ids=["completions", "chat"])
+def item(**fields):
+    return [{"role": "user", "content": "Hi"} | fields]
+
+
+RESPONSES = {
+    "input": [[], 5],
+    "input[0]": [
+        *([{"type": "web_search_call"}], [{"type": "function_call", "call_id": "x"}], item(role="boss")),
+        *(item(content=[{"type": "input_file"}]), item(content=5), [{"type": "reasoning", "summary": 5}]),
+        [{"type": "function_call_output", "output": "x"}],
+    ],
+    "tools": [{}, [{"type": "web_search"}], [{"type": "function"}]],
+    "tool_choice": ["required"],
+    "previous_response_id": ["resp_1"],
+    "text": [{"format": {"type": "json_object"}}, 5],
+    "background": [True],
+    "reasoning": [1],
+    "instructions": [5],
+    "n": [2],
+    "max_output_tokens": [0],
+    "colour": ["red"],
+}
+MESSAGES = {
+    "messages": [[], {}],
+    "messages[0]": [
+        *(["hi"], item(role="boss"), item(content=5), item(content=[{"type": "video"}])),
+        *(item(content=[{"type": "tool_result", "content": "x"}]), item(role="assistant", content=[{"type": "x"}])),
+        item(content=[{"type": "tool_result", "tool_use_id": "x", "content": 5}]),
+    ],
+    "tools": [{}, [{"type": "web_search_20250305", "name": "web_search"}], [{"name": ""}]],
+    "tool_choice": [{"type": "any"}],
+    "stop_sequences": [[""]],
+    "thinking": [{"type": "much"}, 5],
+    "system": [5, [{"type": "image"}]],
+    "output_config": [{"format": {"type": "json_schema"}}, 5],
+    "max_tokens": [0, "many"],
+    "n": [2],
+    "colour": ["red"],
+}
+EACH = {"completions": (completion, COMPLETIONS), "chat": (chat, CHATS)}
+EACH |= {"responses": (responses, RESPONSES), "messages": (messages, MESSAGES)}
+
+
+@pytest.mark.parametrize(("parse", "cases"), EACH.values(), ids=EACH)
 def test_a_wrong_field_is_named(parse, cases):
     for param, values in cases.items():
         for value in values:
@@ -102,7 +152,7 @@ def test_fields_without_effect_are_accepted():
 
 @pytest.mark.parametrize("body", [None, [], 5, "a"])
 def test_a_body_that_is_no_object_is_rejected(body):
-    for parse in (parse_completion, parse_chat):
+    for parse in (parse_completion, chat_completions.DIALECT.parse):
         with pytest.raises(ApiError, match="the request body must be a JSON object"):
             parse(body, CARD)
 
@@ -123,14 +173,6 @@ def test_choices_have_their_own_prompts_and_seeds():
     assert [choice.max_tokens for choice in sampling] == [253, 253, 253, 253]
 
 
-def responses(**fields):
-    return parse_response({"model": NAME, "input": "Hi", **fields}, CARD)
-
-
-def messages(**fields):
-    return parse_messages({"model": NAME, "messages": USER, **fields}, CARD)
-
-
 @pytest.mark.parametrize(
     ("parse", "name"),
     [
@@ -141,6 +183,8 @@ def messages(**fields):
 def test_no_more_tokens_can_be_asked_for_than_the_prompt_leaves(parse, name):
     prompt = len(parse().prompts[0])
     room = CARD.max_length - prompt
+    if parse in (chat, responses):
+        assert parse().choice_sampling(0, CARD.max_length).max_tokens == room
     assert parse(**{name: room}).choice_sampling(0, CARD.max_length).max_tokens == room
     with pytest.raises(ApiError) as caught:
         parse(**{name: room + 1})
@@ -155,6 +199,26 @@ def test_the_longest_of_several_prompts_counts_and_a_default_is_cut_to_what_fits
         completion(**long, max_tokens=7)
     assert completion(**long).choice_sampling(1, CARD.max_length).max_tokens == 6
     assert completion(prompt=[5] * 255, add_special_tokens=False, max_tokens=0, echo=True, logprobs=0)
+
+
+@pytest.mark.parametrize("parse", [completion, chat])
+def test_sampling_parameters_keep_their_values(parse):
+    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": 9, "max_tokens": 3}
+    sampling = parse(**fields).choice_sampling(0, CARD.max_length)
+    assert {name: getattr(sampling, name) for name in fields} == fields
+    assert len({parse(seed=None).sampling.seed for _ in range(3)}) == 3
+    for top_k, meaning in ((-1, 0), (10**18, CARD.vocab)):  # what fits no integer of the engine means the same
+        assert parse(top_k=top_k).sampling.top_k == meaning
+
+
+def test_completions_end_at_the_end_of_the_document():
+    request = completion()
+    assert request.prompts == (tuple(TOKENIZER.encode_document("a")),)
+    assert request.sampling.stop_tokens == (TOKENIZER.eos,) and request.max_tokens == 16
+    assert completion(add_special_tokens=False).prompts == (tuple(TOKENIZER.encode("a")),)
+    assert completion(ignore_eos=True, stop_token_ids=[7]).sampling.stop_tokens == (7,)
+    texts = completion(prompt=["a", "b c"]).prompts
+    assert texts == tuple(tuple(TOKENIZER.encode_document(text)) for text in ("a", "b c"))
 
 
 def test_a_chat_ends_at_the_end_of_its_message():

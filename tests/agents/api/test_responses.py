@@ -1,6 +1,5 @@
 """Response bodies and chunks, as the types of OpenAI's own client read them."""
 
-import dataclasses
 import json
 
 from openai.types import Completion
@@ -8,8 +7,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 import pytest
 
 from k2jax.agents.api import Detokenizer, GeneratedToken, PromptLogprobs, PromptUsage
-from k2jax.agents.api.api_error import ApiError
-from k2jax.agents.api.chat_completions import ChatResponse, parse_chat
+from k2jax.agents.api.chat_completions import DIALECT, ChatResponse
 from k2jax.agents.api.completions import CompletionResponse, parse_completion
 from k2jax.agents.api.encoding import DONE, dump_json, encode_event
 from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TEXT, TOKENIZER, TOOLS, USER, answer_ids
@@ -17,7 +15,7 @@ from tests.agents.api.sample import CALL_CONTENT, CALLING, CALLS, CARD, NAME, TE
 USAGE = PromptUsage(tokens=7, cached=3)
 
 
-def deltas_of(request, ids, finish="stop"):
+def deltas_of(request, ids, finish="stop", logprob=-0.25):
     """The deltas of every choice, token by token, choices in turn."""
     readers = [Detokenizer(request, choice, TOKENIZER) for choice in range(request.choices)]
     top = ((3, -0.5), (4, float("-inf")))[: request.sampling.top_logprobs]
@@ -25,29 +23,29 @@ def deltas_of(request, ids, finish="stop"):
     prompt = PromptLogprobs([-1.0] * scored, [top] * scored if top else ())
     for i in ids:
         for reader in readers:
-            yield reader.feed([GeneratedToken(i, -0.25, top)], None, prompt)
+            yield reader.feed([GeneratedToken(i, logprob, top)], None, prompt)
     for reader in readers:
         yield reader.feed([], finish)
 
 
-def respond(response_class, request, ids, finish="stop"):
+def respond(response_class, request, ids, finish="stop", **options):
     response = response_class(request, CARD)
     if not request.stream:
-        for delta in deltas_of(request, ids, finish):
+        for delta in deltas_of(request, ids, finish, **options):
             response.add(delta)
         return response.body(USAGE)
-    chunks = [chunk for delta in deltas_of(request, ids, finish) for chunk in response.chunks(delta)]
+    chunks = [chunk for delta in deltas_of(request, ids, finish, **options) for chunk in response.chunks(delta)]
     return chunks + response.closing_chunks(USAGE)
 
 
-def chat(ids, **fields):
-    request = parse_chat({"model": NAME, "messages": USER, "seed": 1, **fields}, CARD)
-    return respond(ChatResponse, request, ids)
+def chat(ids, logprob=-0.25, **fields):
+    request = DIALECT.parse({"model": NAME, "messages": USER, "seed": 1, **fields}, CARD)
+    return respond(ChatResponse, request, ids, logprob=logprob)
 
 
-def completion(ids, **fields):
+def completion(ids, logprob=-0.25, **fields):
     request = parse_completion({"model": NAME, "prompt": [5, 6, 7], "seed": 1, **fields}, CARD)
-    return respond(CompletionResponse, request, ids, "length")
+    return respond(CompletionResponse, request, ids, "length", logprob=logprob)
 
 
 def strict(model, value):
@@ -103,6 +101,16 @@ def test_chat_logprobs_are_finite_json():
     assert [top.logprob for top in content[0].top_logprobs] == [-0.5, -9999.0]  # JSON has no infinity
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("logprob", "shown"), [(float("nan"), "null"), (-float("inf"), "-9999.0")])
+def test_log_probabilities_that_are_no_numbers_are_json_too(stream, logprob, shown):
+    for parts, field in (
+        (chat([5, 6], logprob, logprobs=True, stream=stream), f'"logprob":{shown}'),
+        (completion([5, 6], logprob, logprobs=0, stream=stream), f'"token_logprobs":[{shown}'),
+    ):
+        assert field in dump_json(parts[:-1] if stream else parts).decode()  # which refuses NaN and infinities
+
+
 def test_a_complete_completion_response():
     ids = TOKENIZER.encode(TEXT)
     [first, second] = strict(Completion, completion(ids, n=2, logprobs=2)).choices
@@ -143,16 +151,3 @@ def test_token_ids_are_where_they_are_documented(stream):
         if "prompt_token_ids" in choice
     }
     assert prompts == {0: [5], 1: [6, 7]}
-
-
-def test_the_sample_card_is_listed():
-    assert dataclasses.replace(CARD, created=5).json == {
-        "id": NAME, "object": "model", "created": 5, "owned_by": "k2jax", "max_model_len": 256,
-    }  # fmt: skip
-
-
-def test_errors_have_openais_format():
-    error = ApiError(429, "later", code="queue_full")
-    assert error.body == {
-        "error": {"message": "later", "type": "rate_limit_error", "param": None, "code": "queue_full"}
-    }

@@ -29,7 +29,7 @@ def batch(folder, *, engines=1, kill=0, token_cap=0, **manager) -> list[bytes]:
     stored, _ = asyncio.run(
         collected(folder, list(map(task, range(12))), clients, 3, kill=kill, manager=manager, **options)
     )
-    assert all(client.most_running for client in clients)
+    assert all(client.max_running for client in clients)
     return [encode(each) for each in stored]
 
 

@@ -51,7 +51,7 @@ def test_workers_that_are_killed_lose_nothing_and_a_collection_that_is_stopped_g
                 if len(stopped) == 20:
                     os.kill(opened.worker_processes()[0], signal.SIGKILL)
                 if len(stopped) == 50:
-                    assert 0 < opened.most_running <= 32
+                    assert 0 < opened.max_running <= 32
                     break
 
     asyncio.run(until_stopped())
@@ -108,7 +108,7 @@ def test_admission_holds_tasks_back_but_never_the_ones_that_a_running_one_waits_
 
     async def admitted():
         async with manager(tmp_path, workers=1, admission=Admission(1)) as opened:
-            return [emission async for emission in opened.collect(queued_samples(tmp_path, 1))], opened.most_running
+            return [emission async for emission in opened.collect(queued_samples(tmp_path, 1))], opened.max_running
 
     emissions, most = asyncio.run(asyncio.wait_for(admitted(), 30))
     assert [emission.key[1] for emission in emissions] == [0, 1, 2] and most == 3

@@ -1,8 +1,9 @@
-"""``python -m tests.gateway.attacked FOLDER``: a gateway as the command serves it, which says how it bears an attack.
+"""``python -m tests.agents.gateway.attacked FOLDER``: a gateway as the command serves it, which says how it bears it.
 
 The first line is a JSON object: the port, the rollouts' paths and keys, and the path of a Unix socket that serves the
 first of them as it does an agent in a sandbox. Every line that is read is answered with the longest pause of the event
-loop since the last one [s] and the memory that the process has had at most since then, beyond what it had [bytes].
+loop since the last one [processor seconds of this process] and the memory that the process has had at most since then,
+beyond what it had [bytes].
 """
 
 import asyncio
@@ -16,14 +17,16 @@ from k2jax import runtime
 from k2jax.agents.gateway.socket import rollout_socket
 from k2jax.agents.web.arrivals import BODY_WITH_IMAGES
 from k2jax.agents.web.server import open_socket, run_server
-from tests.agents.gateway.scripted import Bench, reply_ids, spec
+from tests.agents.gateway.scripted import Bench, spec
 
 ROLLOUTS = 4
-PROBE_SECONDS = 0.01
 
 
 class Probe:
-    """The longest pause of an event loop, and the growth of this process's memory."""
+    """The longest pause of an event loop, and the growth of this process's memory.
+
+    A pause is measured by what this process computes meanwhile, so that what else the machine does is no pause.
+    """
 
     def __init__(self):
         self.begin()
@@ -40,9 +43,9 @@ class Probe:
 
     async def run(self):
         while True:
-            begun = time.monotonic()
-            await asyncio.sleep(PROBE_SECONDS)
-            self.pause = max(self.pause, time.monotonic() - begun - PROBE_SECONDS)
+            begun = time.process_time()
+            await asyncio.sleep(0.01)
+            self.pause = max(self.pause, time.process_time() - begun)
 
     def _memory(self):
         status = Path("/proc/self/status").read_text()
@@ -56,11 +59,7 @@ def answer_lines(probe):
 
 
 def main(folder):
-    bench, probe, tasks = (
-        Bench(lambda prompt, sampling: reply_ids("", "Done."), f"{folder}/gateway", max_body_bytes=BODY_WITH_IMAGES),
-        Probe(),
-        [],
-    )
+    bench, probe, tasks = Bench(folder=f"{folder}/gateway", max_body_bytes=BODY_WITH_IMAGES), Probe(), []
     accesses = [bench.gateway.open(spec(), f"r{i}") for i in range(ROLLOUTS)]
     runtime.keep_freed_memory()  # as in the command
     sock, file = open_socket("127.0.0.1", 0), Path(folder) / "socket"

@@ -1,4 +1,4 @@
-"""``python -m tests.gateway.record AGENT...``: runs real agents and keeps the shapes of their requests as recordings.
+"""``python -m tests.agents.gateway.record AGENT...``: runs real agents and keeps the shapes of their requests.
 
 Texts that are long are shortened to their beginning and a checksum, so that equal texts stay equal and nobody's prompts
 are kept. The agents are those in the folder that the variable K2JAX_AGENTS names.

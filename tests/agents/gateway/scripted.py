@@ -1,5 +1,6 @@
 """A gateway over scripted replies, and clients of each dialect that write one history in their own way."""
 
+import asyncio
 import json
 
 import httpx
@@ -7,7 +8,7 @@ import httpx
 from k2jax.agents.api import ModelCard
 from k2jax.agents.gateway import Gateway, GatewayRollout
 from k2jax.agents.gateway.app import make_gateway_app
-from k2jax.client import Sampling, ScriptedClient
+from k2jax.client import Client, Sampling, ScriptedClient
 from k2jax.client.keys import ApiKeys
 from k2jax.text import chat_format
 from tests.text import kimi
@@ -42,23 +43,48 @@ def spec(**options):
     return GatewayRollout(**options)
 
 
-class Bench:
-    """A gateway, its application, and the script of its model."""
+def plain_reply(prompt, sampling):
+    return reply_ids("", f"Answer {sampling.seed}.")
 
-    def __init__(self, reply, folder=None, card=CARD, **limits):
-        self.client = ScriptedClient(reply, version=3)
+
+def sampled_nodes(trajectory):
+    """What the model wrote, in the order of its calls."""
+    return [node for node in trajectory.nodes if node.turn >= 0]
+
+
+class Bench:
+    """A gateway, its application, and its model: a client, or the script of one."""
+
+    def __init__(self, reply=plain_reply, folder=None, card=CARD, **limits):
+        self.client = reply if isinstance(reply, Client) else ScriptedClient(reply, version=3)
         self.gateway = Gateway(self.client, card, folder)
         self.app = make_gateway_app(self.gateway, ApiKeys([OPERATOR]), **limits)
 
     def http(self):
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30)
+
+    def run(self, talk):
+        """What ``talk(http)`` returns, a coroutine of a client of this gateway."""
+
+        async def connected():
+            async with self.http() as http:
+                return await talk(http)
+
+        return asyncio.run(connected())
 
 
 async def post(http, access, path, body, **headers):
     """Posts a body as ASCII, which spells unpaired surrogates too; httpx itself refuses them."""
     headers = {"Authorization": f"Bearer {access.key}", "Content-Type": "application/json", **headers}
-    return await http.post(f"{access.path}/v1/{path}", content=json.dumps(body), headers=headers, timeout=30)
+    return await http.post(f"{access.path}/v1/{path}", content=json.dumps(body), headers=headers)
+
+
+async def posted(http, access, path, body, **headers):
+    """The body of an answer, which must be one; of a stream its text."""
+    response = await post(http, access, path, body, **headers)
+    assert response.status_code == 200, response.text
+    return response.text if response.headers["content-type"].startswith("text") else response.json()
 
 
 # One history in three dialects, of items: (system or user, text), (tool, id, text), (assistant, thought, text, calls).
@@ -156,6 +182,4 @@ DIALECTS = {
 async def say(http, access, dialect, items, **options):
     """One turn in a dialect, whole: the answer as an item."""
     write, read = DIALECTS[dialect]
-    response = await post(http, access, dialect, write(items, **options))
-    assert response.status_code == 200, response.text
-    return read(response.json())
+    return read(await posted(http, access, dialect, write(items, **options)))

@@ -1,4 +1,4 @@
-"""``python -m tests.gateway.serving FOLDER``: a gateway process over a slow script; its first line is its port."""
+"""``python -m tests.agents.gateway.serving FOLDER``: a gateway over a slow script; its first line is its port."""
 
 import asyncio
 import socket

@@ -1,16 +1,23 @@
-"""The shapes of real agents' requests: each is recorded as one path, or branches exactly where the agent rewrites."""
+"""The requests of real agents: each is recorded as one path, or branches exactly where the agent rewrites.
 
-import asyncio
+Recordings of ``tests.agents.gateway.record`` are told again with the same outcome; what none of them shows is in
+``agents``.
+"""
+
+import json
 
 import pytest
 
+from k2jax.agents.gateway.agent_entries import AGENTS as KNOWN_AGENTS
 from k2jax.trajectory import verify
 from tests.agents.gateway.agents import AGENTS
-from tests.agents.gateway.scripted import TOKENIZER, Bench, post, reply_ids, spec
+from tests.agents.gateway.forced_agents import mend
+from tests.agents.gateway.record import RECORDINGS
+from tests.agents.gateway.scripted import TOKENIZER, Bench, posted, reply_ids, sampled_nodes, spec
 
 CALL = '{"command" :  "printf \'hello\\n\' > hello.txt", "timeout": 5.0}'  # with odd white space, on purpose
-
-LEFT_OUT = {"smolagents": {"tool_choice"}, "codex": {"web_search", "namespace", "parallel_tool_calls"}}
+LEFT_OUT = {"smolagents": {"tool_choice"}, "codex": {"namespace"}}
+NAMES = sorted(path.stem for path in RECORDINGS.glob("*.json"))
 
 
 def reply(prompt, sampling):
@@ -20,33 +27,49 @@ def reply(prompt, sampling):
     return reply_ids("I write it.", "On it. ", [("functions.bash:0", CALL)])
 
 
-@pytest.mark.parametrize("agent", list(AGENTS), ids=lambda agent: agent.__name__)
-def test_an_agent_is_recorded_as_it_goes_on(agent):
-    bench = Bench(reply)
+def check_told(script, agent, kinds):
+    """A rollout of an agent, which gets ``send(path, body)``: every reply of the script is recorded once, as it was."""
+    bench = Bench(script)
     access = bench.gateway.open(spec())
 
-    async def run():
-        async with bench.http() as http:
+    async def talk(http):
+        async def send(path, body):
+            return await posted(http, access, path, body, **{"x-session-id": "ses_1"})
 
-            async def send(path, body):
-                response = await post(http, access, path, body, **{"x-session-id": "ses_1"})
-                assert response.status_code == 200, response.text
-                return response.json()
+        await agent(send)
 
-            await agent(send)
-
-    asyncio.run(run())
+    bench.run(talk)
     session = bench.gateway.session(access.rollout)
-    kinds = [request["kind"] for request in session.requests]
-    assert kinds == AGENTS[agent]
+    assert [request["kind"] for request in session.requests] == kinds
     assert all(verify(trajectory) == [] for trajectory in session.trajectories())
-    main = session.main.trajectory
-    assert len(main.leaves()) == 1 + kinds.count("branch")
-    sampled = [node.tokens.tolist() for t in session.trajectories() for node in t.nodes if node.turn >= 0]
-    assert sorted(sampled) == sorted(reply(*call) for call in bench.client.calls)
-    invented = [node for node in main.nodes if node.turn < 0 and (node.message or {}).get("role") == "assistant"]
-    assert not any(node.mask.any() for node in invented)
-    left_out = {name for request in session.requests for name in request["left_out"]}
-    assert left_out == LEFT_OUT.get(agent.__name__, set())
-    billing = TOKENIZER.decode(main.path_tokens(main.leaves()[-1]).tolist())
-    assert "billing" not in billing
+    assert len(session.main.trajectory.leaves()) == 1 + kinds.count("branch")
+    sampled = [node.tokens.tolist() for t in session.trajectories() for node in sampled_nodes(t)]
+    assert sorted(sampled) == sorted(script(*call) for call in bench.client.calls)
+    written = [node for node in session.main.trajectory.nodes if node.turn < 0]  # by the agent, whatever its role
+    assert not any(node.mask.any() for node in written)
+    return session
+
+
+@pytest.mark.parametrize("agent", list(AGENTS), ids=lambda agent: agent.__name__)
+def test_an_agent_is_recorded_as_it_goes_on(agent):
+    main = check_told(reply, agent, AGENTS[agent]).main.trajectory
+    assert "billing" not in TOKENIZER.decode(main.path_tokens(main.leaves()[-1]).tolist())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_agent_is_recorded_again_in_the_same_way(name):
+    recording = json.loads((RECORDINGS / f"{name}.json").read_text())
+    assert recording["version"] == KNOWN_AGENTS[name].version
+
+    async def agent(send):
+        for path, body in recording["requests"]:
+            await send(path.partition("/v1/")[2], body)
+
+    session = check_told(mend, agent, recording["kinds"])
+    calls = [node.message for node in sampled_nodes(session.main.trajectory) if node.message.get("tool_calls")]
+    assert "in sorted(ranges)" in calls[0]["tool_calls"][0]["function"]["arguments"]
+    assert {left for request in session.requests for left in request["left_out"]} == LEFT_OUT.get(name, set())
+
+
+def test_every_agent_has_a_recording():
+    assert sorted(KNOWN_AGENTS) == NAMES

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 
-import numpy as np
 import pytest
 
 from k2jax.agents.dataset import load_tasks
@@ -26,9 +25,10 @@ from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
-from tests.agents.gateway.repository import FILES, MEND, HiddenTest, small_agent, task, write_agent
+from tests.agents.gateway.forward_pass import VERSION, check_logprobs
+from tests.agents.gateway.repository import FILES, INSTRUCTION, MEND, HiddenTest, small_agent, task, write_agent
 from tests.agents.sandbox.backends import backend
-from tests.inference.tiny import GQA, engine, oracle
+from tests.inference.tiny import GQA, engine
 
 BYTES = byte_tokenizer()
 PLAIN = configured_chat(BYTES, "compact")
@@ -41,7 +41,7 @@ def answers(*texts):
 
     def reply(prompt, sampling):
         said = sum(int(token) == PLAIN.end for token in prompt)
-        return [*BYTES.encode(texts[min((said - 2) // 2, len(texts) - 1)]), PLAIN.end]
+        return [*BYTES.encode(texts[min((said - 1) // 2, len(texts) - 1)]), PLAIN.end]
 
     return reply
 
@@ -49,22 +49,28 @@ def answers(*texts):
 @functools.cache
 def tiny_engine():
     """One for all tests, because compiling takes longest."""
-    return engine(MODEL, version=3, max_length=512, page_size=128, slots=2)
+    return engine(MODEL, version=VERSION, max_length=512, page_size=128, slots=2)
 
 
 def environment():
     return FilesEnvironment(Services(lambda: backend("bubblewrap")))
 
 
-async def episode(client, agent, folder, of=None, **options):
+async def episode(client, agent, folder, of=None, more="", place=None, **options):
     path = write_agent(folder / "agent.json", agent)
-    options = {
-        "sampling": Sampling(max_tokens=300, temperature=TEMPERATURE),
-        "key": EpisodeKey("train", 3, 1, 2),
-        "seed": 5,
-    } | options
-    of = dataclasses.replace(of or task(), scaffold=f"black_box agent={path} " + options.pop("more", ""))
-    return await run_episode(of, client, PLAIN, BYTES, options.pop("environment", environment()), **options)
+    sampling = Sampling(max_tokens=300, temperature=TEMPERATURE)
+    options = {"sampling": sampling, "key": EpisodeKey("train", 3, 1, 2), "seed": 5} | options
+    of = dataclasses.replace(of or task(), scaffold=f"black_box agent={path} {more}")
+    return await run_episode(of, client, PLAIN, BYTES, place or environment(), **options)
+
+
+async def together(client, episodes):
+    return await client.gather(*episodes)
+
+
+def run_small(folder, *texts, agent=None, **options):
+    """An episode of the small agent, whose model says these texts."""
+    return asyncio.run(episode(ScriptedClient(answers(*texts)), agent or small_agent(), folder, **options))
 
 
 def judged(trajectory):
@@ -75,11 +81,8 @@ def judged(trajectory):
     return asyncio.run(run()).value
 
 
-EDIT = answers(f"I mend it.\n${MEND}\n$echo note > new.txt", "Done.")
-
-
 def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
-    trajectory = asyncio.run(episode(ScriptedClient(EDIT), small_agent(), tmp_path))
+    trajectory = run_small(tmp_path, f"I mend it.\n${MEND}\n$echo note > new.txt", "Done.")
     assert trajectory.status == "finished", trajectory.error
     assert (trajectory.key, trajectory.answer) == ((3, 1, 2), "Done.") and verify(trajectory, MODEL.vocab) == []
     left = texts_left(trajectory)
@@ -88,20 +91,8 @@ def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
     assert len(trajectory.leaves()) == 1 and trajectory.sampled_tokens > 100
 
 
-def assert_logprobs_of_one_forward_pass(trajectory, temperature):
-    """Of all tokens that were sampled on the one path."""
-    [leaf] = trajectory.leaves()
-    nodes = [trajectory.nodes[index] for index in trajectory.path(leaf)]
-    path_T = trajectory.path_tokens(leaf)
-    expected_TV = oracle(MODEL, path_T.tolist(), temperature)
-    expected_T = np.concatenate([[0.0], expected_TV[np.arange(len(path_T) - 1), path_T[1:]]])
-    logprobs_T, mask_T = (np.concatenate([getattr(n, name) for n in nodes]) for name in ("logprobs", "mask"))
-    np.testing.assert_allclose(logprobs_T[mask_T], expected_T[mask_T], atol=1e-4)
-    assert all(n.mask.all() and set(n.versions.tolist()) == {3} for n in nodes if n.turn >= 0) and mask_T.any()
-
-
 def test_files_that_are_left_as_they_were_fail_the_hidden_test(tmp_path):
-    trajectory = asyncio.run(episode(ScriptedClient(answers("$true", "Done.")), small_agent(), tmp_path))
+    trajectory = run_small(tmp_path, "$true", "Done.")
     assert texts_left(trajectory) == FILES and judged(trajectory) == 0.0
 
 
@@ -111,9 +102,8 @@ def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
     tasks = load_tasks("swe", (f"path={write_example(tmp_path / 'swe')}",))
     of = next(each for each in tasks if each.id == "words-spaces")
     mend = "$sed -i 's/split(.*))/split())/' words/count.py; pwd; git log --oneline | wc -l"
-    client = ScriptedClient(answers(mend, "Done."))
-    made = RepositoryEnvironment(Services(lambda: backend("bubblewrap")))
-    trajectory = asyncio.run(episode(client, small_agent(), tmp_path, of=of, environment=made))
+    place = RepositoryEnvironment(Services(lambda: backend("bubblewrap")))
+    trajectory = run_small(tmp_path, mend, "Done.", of=of, place=place)
     patch = trajectory.metadata[OUTCOME]["patch"]
     assert "+    return len(text.split())" in patch and patch.count("diff --git") == 1
     shown = [node.message["content"] for node in trajectory.nodes if (node.message or {}).get("role") == "user"]
@@ -128,7 +118,7 @@ def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
 
 
 def test_agents_share_an_engine_in_lockstep_and_repeat_what_they_sampled(tmp_path):
-    """Two runs of two episodes: equal tokens, and log-probabilities of one forward pass."""
+    """Two runs of two episodes, with the log-probabilities of one forward pass."""
     sampling = Sampling(max_tokens=24, temperature=1.0)
     agent = small_agent(argv=(*small_agent().argv[:-1], "Go"))
 
@@ -136,18 +126,14 @@ def test_agents_share_an_engine_in_lockstep_and_repeat_what_they_sampled(tmp_pat
         tiny_engine().drop_prefixes()
         client = LockstepClient(tiny_engine())
         both = [episode(client, agent, tmp_path, sampling=sampling, key=EpisodeKey("train", 0, 0, i)) for i in range(2)]
-        return asyncio.run(client_gather(client, both))
+        return asyncio.run(together(client, both))
 
     first, second = run(), run()
     for a, b in zip(first, second, strict=True):
         assert a.status == "finished" and verify(a, MODEL.vocab) == []
         assert [n.tokens.tolist() for n in a.nodes] == [n.tokens.tolist() for n in b.nodes]
-        assert_logprobs_of_one_forward_pass(a, 1.0)
+        assert len(a.leaves()) == 1 and check_logprobs(MODEL, a, 1.0) == a.sampled_tokens > 0
     assert first[0].nodes[-1].tokens.tolist() != first[1].nodes[-1].tokens.tolist()
-
-
-async def client_gather(client, coroutines):
-    return await client.gather(*coroutines)
 
 
 SIDE_CALLS = """
@@ -171,7 +157,7 @@ def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_p
     agent = small_agent(files={"${home}/agent.py": SIDE_CALLS.replace("$", "$$")}, turns="tools")
     client = LockstepClient(tiny_engine())
     sampling = Sampling(max_tokens=8, temperature=1.0)
-    [trajectory] = asyncio.run(client_gather(client, [episode(client, agent, tmp_path, sampling=sampling)]))
+    [trajectory] = asyncio.run(together(client, [episode(client, agent, tmp_path, sampling=sampling)]))
     assert trajectory.status == "finished" and verify(trajectory, MODEL.vocab) == []
     requests = trajectory.metadata["requests"]
     assert sorted(request["kind"] for request in requests) == ["side call", "side call", "start"]
@@ -179,24 +165,24 @@ def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_p
     assert {request["node"] for request in requests} == set(sampled)
     assert [node.mask.all() for node in sampled.values()] == [False, False, True]
     assert sorted(node.turn for node in sampled.values()) == [0, 1, 2]
-
-
-def run_small(tmp_path, text, agent=None, **options):
-    return asyncio.run(episode(ScriptedClient(answers(text, "Done.")), agent or small_agent(), tmp_path, **options))
+    texts = [BYTES.decode(trajectory.path_tokens(trajectory.nodes[index].parent).tolist()) for index in sampled]
+    assert (
+        sum(f"A title of: {INSTRUCTION}" in text for text in texts) == sum("Summarise" in text for text in texts) == 1
+    )
+    assert INSTRUCTION in texts[2] and "title" not in texts[2]  # each below its own prompt
 
 
 def test_what_ends_an_agent_early_truncates_its_episode(tmp_path):
-    late = run_small(tmp_path, "$sleep 60", more="seconds=4")
-    over = run_small(tmp_path, "$echo 1", of=task(budget=Budget(steps=1)))
-    long = run_small(tmp_path, "$true", sampling=Sampling(max_tokens=4))
+    late = run_small(tmp_path, "$sleep 60", "Done.", more="seconds=4")
+    over = run_small(tmp_path, "$echo 1", "Done.", of=task(budget=Budget(steps=1)))
+    long = run_small(tmp_path, "$true", "Done.", sampling=Sampling(max_tokens=4))
     assert (late.status, late.metadata["agent"]["ended_by"]) == ("truncated", "time") and late.sampled_tokens
     assert over.status == "truncated" and over.sampled_tokens == len("$echo 1") + 1
     assert long.status == "finished" and long.nodes[-1].finish == "length"
 
 
 def test_an_agent_that_asks_nothing_is_a_failure_of_the_machine(tmp_path):
-    broken = small_agent(argv=("no-such-program",))
-    trajectory = run_small(tmp_path, "x", broken)
+    trajectory = run_small(tmp_path, "x", agent=small_agent(argv=("no-such-program",)))
     assert trajectory.status == "masked" and "no-such-program" in trajectory.error and not trajectory.nodes
 
 
@@ -250,22 +236,19 @@ def test_an_unknown_placeholder_is_named():
 
 
 def test_what_no_black_box_can_do_is_refused(tmp_path):
-    with pytest.raises(UserError, match="token_cap"):
-        run_small(tmp_path, "x", token_cap=3)
-    with pytest.raises(UserError, match="'repository' have"):
-        run_small(tmp_path, "x", environment=environments.get("single_turn")())
-    with pytest.raises(UserError, match="return_experts"):
-        run_small(tmp_path, "x", sampling=Sampling(return_experts=True))
+    for message, options in {
+        "token_cap": {"token_cap": 3},
+        "'repository' have": {"place": environments.get("single_turn")()},
+        "return_experts": {"sampling": Sampling(return_experts=True)},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            run_small(tmp_path, "x", **options)
 
 
 def test_the_same_task_is_solved_by_a_white_box_scaffold_with_tools(tmp_path):
     """The scaffold is the independent variable of a task."""
-    of = task(tools=("shell",), scaffold="chat")
-    client = ScriptedClient(answers(f"!shell {MEND}", "Done."))
-    sampling = Sampling(max_tokens=300)
-    trajectory = asyncio.run(
-        run_episode(
-            of, client, PLAIN, BYTES, environment(), key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
-        )
-    )
+    of, client = task(tools=("shell",), scaffold="chat"), ScriptedClient(answers(f"!shell {MEND}", "Done."))
+    options = {"key": EpisodeKey("train", 0, 0, 0), "seed": 0, "sampling": Sampling(max_tokens=300)}
+    trajectory = asyncio.run(run_episode(of, client, PLAIN, BYTES, environment(), **options))
     assert trajectory.status == "finished" and trajectory.answer == "Done."
+    assert judged(trajectory) == 1.0

@@ -1,6 +1,5 @@
 """Whatever a client makes of its history: each sampled token is recorded once, and every path says what was said."""
 
-import asyncio
 import itertools
 import json
 import random
@@ -16,21 +15,25 @@ from k2jax.client import ScriptedClient
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
 from k2jax.trajectory.filters import no_failed_call
-from tests.agents.gateway.scripted import CARD, CHAT, DIALECTS, SCHEMA, TOKENIZER, Bench, post, reply_ids, say, spec
+from tests.agents.gateway.scripted import (
+    CARD,
+    CHAT,
+    DIALECTS,
+    SCHEMA,
+    TOKENIZER,
+    Bench,
+    posted,
+    reply_ids,
+    sampled_nodes,
+    say,
+    spec,
+)
 from tests.text import kimi
 
 WORDS = ["hm", " 月之暗面", "The quick", " fox\n", "  jumps;", "</think", "def f(x):", "🧑‍🚀"]
 OPERATIONS = [
-    "go on",
-    "repeat",
-    "truncate",
-    "summarise",
-    "reorder",
-    "strip thinking",
-    "rewrite ids",
-    "edit",
-    "rewrite arguments",
-]
+    "go on", "repeat", "truncate", "summarise", "reorder", "strip thinking", "rewrite ids", "edit", "rewrite arguments",
+]  # fmt: skip
 
 
 def scripted_reply(prompt, sampling):
@@ -62,19 +65,7 @@ def changed(items, operation, draw):
             elif operation == "rewrite ids":
                 calls = [(f"call_{i}_{draw.randrange(9)}", arguments) for i, (_, arguments) in enumerate(calls)]
             elif operation == "rewrite arguments":  # equal as JSON
-                calls = [
-                    (
-                        i,
-                        json.dumps(
-                            {
-                                "n": 1,
-                                **json.loads(a),
-                            },
-                            separators=(" ,", " :  "),
-                        ),
-                    )
-                    for i, a in calls
-                ]
+                calls = [(i, json.dumps({"n": 1, **json.loads(a)}, separators=(" ,", " :  "))) for i, a in calls]
             elif operation == "edit" and draw.random() < 0.5:
                 text += "!"
             items[index] = ("assistant", thought, text or ("" if calls else "ok"), calls)
@@ -119,23 +110,26 @@ def squeezed(text):
     return re.sub(r"(?:\\u[0-9a-f]{4})+", lambda escapes: json.loads(f'"{escapes[0]}"'), text)
 
 
-async def converse(bench, access, dialect, operations, draw):
+def converse(bench, access, dialect, operations, draw):
     """Requests of a client that changes its history: for each the items that it sent and the answer."""
-    items, said = [("system", "Be brief."), ("user", "Go")], []
-    async with bench.http() as http:
+
+    async def talk(http):
+        items, said = [("system", "Be brief."), ("user", "Go")], []
         for operation in operations:
             items = changed(items, operation, draw)
             answer = await say(http, access, dialect, items, stream=False)
             said.append((items, answer))
             if operation != "repeat":
                 items = [*items, answer, *reactions(answer, draw)]
-    return said
+        return said
+
+    return bench.run(talk)
 
 
 def check_recorded(bench, session, said):
     trajectory = session.main.trajectory
     assert verify(trajectory, CARD.vocab) == []
-    sampled = [node for node in trajectory.nodes if node.turn >= 0]
+    sampled = sampled_nodes(trajectory)
     replies = [scripted_reply(prompt, sampling) for prompt, sampling in bench.client.calls]
     assert [node.tokens.tolist() for node in sampled] == replies  # each once, in the order of the calls
     assert all(node.mask.all() for node in sampled)
@@ -166,23 +160,19 @@ TOOL = {"type": "function", "function": {"name": "bash", "description": "", "par
 def test_whatever_a_client_does_each_sampled_token_is_recorded_once(tmp_path_factory, dialect, examples):
     @settings(max_examples=examples)
     @given(operations=st.lists(st.sampled_from(OPERATIONS), min_size=3, max_size=7), seed=st.integers(0, 2**20))
-    def run(operations, seed):
-        check_conversation(tmp_path_factory, dialect, operations, seed)
+    def check(operations, seed):
+        folder = tmp_path_factory.mktemp("gateway")
+        bench = Bench(scripted_reply, folder)
+        access = bench.gateway.open(spec(key=(0, 0, seed)))
+        said = converse(bench, access, dialect, operations, random.Random(seed))
+        session = bench.gateway.session(access.rollout)
+        check_recorded(bench, session, said)
+        bench.gateway.release_folder()
+        again = Gateway(bench.client, CARD, folder).session(access.rollout)
+        assert [encode(t) for t in again.trajectories()] == [encode(t) for t in session.trajectories()]
+        assert again.main.keys == session.main.keys
 
-    run()
-
-
-def check_conversation(tmp_path_factory, dialect, operations, seed):
-    folder = tmp_path_factory.mktemp("gateway")
-    bench = Bench(scripted_reply, folder)
-    access = bench.gateway.open(spec(key=(0, 0, seed)))
-    said = asyncio.run(converse(bench, access, dialect, operations, random.Random(seed)))
-    session = bench.gateway.session(access.rollout)
-    check_recorded(bench, session, said)
-    bench.gateway.release_folder()
-    again = Gateway(bench.client, CARD, folder).session(access.rollout)
-    assert [encode(t) for t in again.trajectories()] == [encode(t) for t in session.trajectories()]
-    assert again.main.keys == session.main.keys
+    check()
 
 
 @pytest.mark.parametrize("dialect", list(DIALECTS))
@@ -190,16 +180,11 @@ def test_a_client_that_only_appends_has_one_path(dialect):
     bench = Bench(scripted_reply)
     access = bench.gateway.open(spec())
     operations = ["go on", "rewrite arguments", "go on", "rewrite arguments", "go on"]
-    asyncio.run(converse(bench, access, dialect, operations, random.Random(1)))
+    converse(bench, access, dialect, operations, random.Random(1))
     session = bench.gateway.session(access.rollout)
     assert len(session.main.trajectory.leaves()) == 1
-    assert session.counts() == {
-        "start": 1,
-        "extend": 4,
-        "requests": 5,
-        "abandoned": 0,
-        "tokens": session.sampled_tokens,
-    }
+    counts = {"start": 1, "extend": 4, "requests": 5, "abandoned": 0, "tokens": session.sampled_tokens}
+    assert session.counts() == counts
     masks = np.concatenate([node.mask for node in session.main.trajectory.nodes])
     assert masks.sum() == session.sampled_tokens
 
@@ -209,14 +194,11 @@ def test_a_client_that_only_appends_has_one_path(dialect):
     [("strip thinking", "thought"), ("rewrite ids", "call id"), ("edit", "text"), ("summarise", "message")],
 )
 def test_what_a_client_rewrote_is_counted(operation, drift):
-    def reply(prompt, sampling):
-        return reply_ids("hm", "Look", [("functions.bash:0", '{"cmd": "ls"}')])
-
-    bench = Bench(reply)
+    bench = Bench(lambda prompt, sampling: reply_ids("hm", "Look", [("functions.bash:0", '{"cmd": "ls"}')]))
     access = bench.gateway.open(spec())
     draw = random.Random(0)
     draw.random = lambda: 0.0
-    asyncio.run(converse(bench, access, "chat/completions", ["go on", operation], draw))
+    converse(bench, access, "chat/completions", ["go on", operation], draw)
     counts = bench.gateway.session(access.rollout).counts()
     assert counts["branch"] == 1 and counts[f"drift: {drift}"] == 1
 
@@ -229,20 +211,15 @@ BEGUN = {"role": "assistant", "content": '{"files":'}
     ("path", "begun"), [("chat/completions", BEGUN | {"partial": True}), ("messages", BEGUN), ("responses", None)]
 )
 def test_an_answer_that_the_client_begins_is_context_and_what_the_model_adds_is_recorded(path, begun):
-    """Also where the same is asked again, and where the whole answer comes back."""
+    """Also where the same is asked again."""
     written = TOKENIZER.encode(" []}")
     bench = Bench(lambda prompt, sampling: [*written, CHAT.end])
     access = bench.gateway.open(spec(declares_tools=False))
 
-    async def ask(*more):
-        first = begun or BEGUN | {"prefix": True}
-        body = {"model": "any", "input" if path == "responses" else "messages": [ASKED, first, *more]}
-        async with bench.http() as http:
-            answer = await post(http, access, path, body | ({"max_tokens": 9} if path == "messages" else {}))
-        assert answer.status_code == 200, answer.text
-
+    messages = [ASKED, begun or BEGUN | {"prefix": True}]
+    body = {"model": "any", "input" if path == "responses" else "messages": messages}
     for _ in range(2):
-        asyncio.run(ask())
+        bench.run(lambda http: posted(http, access, path, body | ({"max_tokens": 9} if path == "messages" else {})))
     trajectory = bench.gateway.session(access.rollout).main.trajectory
     assert [request["kind"] for request in bench.gateway.session(access.rollout).requests] == ["start", "repeat"]
     head = kimi.text_of(trajectory.path_tokens(trajectory.leaves()[-1]), TOKENIZER)
@@ -255,18 +232,16 @@ def test_results_keep_the_id_that_the_model_sampled_and_fields_that_nobody_reads
     bench = Bench(lambda prompt, sampling: reply_ids("hm", "", [("bash", "")]))
     access = bench.gateway.open(spec())
 
-    async def converse():
-        async with bench.http() as http:
-            body = {"model": "any", "tools": [TOOL], "messages": [ASKED]}
-            [choice] = (await post(http, access, "chat/completions", body)).json()["choices"]
-            message = choice["message"]
-            [call] = message["tool_calls"]
-            result = {"role": "tool", "tool_call_id": call["id"], "content": "a b", "seconds": 1, "is_error": True}
-            body["messages"] = [ASKED, message, result, ASKED]
-            await post(http, access, "chat/completions", body)
+    async def talk(http):
+        body = {"model": "any", "tools": [TOOL], "messages": [ASKED]}
+        [choice] = (await posted(http, access, "chat/completions", body))["choices"]
+        message = choice["message"]
+        [call] = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "a b", "seconds": 1, "is_error": True}
+        await posted(http, access, "chat/completions", body | {"messages": [ASKED, message, result, ASKED]})
         return call
 
-    call = asyncio.run(converse())
+    call = bench.run(talk)
     assert call["function"] == {"name": "bash", "arguments": "{}"}
     session = bench.gateway.session(access.rollout)
     assert [request["kind"] for request in session.requests] == ["start", "extend"]

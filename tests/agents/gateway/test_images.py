@@ -11,8 +11,6 @@ import pytest
 
 from k2jax.agents.api import media_parts as media_module
 from k2jax.agents.environment import Environment
-from k2jax.agents.gateway import Gateway
-from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.agents.web.arrivals import READERS
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.inference import Worker
@@ -23,20 +21,20 @@ from k2jax.inference.media_reader import ImageReader
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import initialize
 from k2jax.trajectory import verify
-from tests.agents.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, reply_ids, spec
+from tests.agents.gateway.scripted import CARD, DIALECTS, TOKENIZER, Bench, post, posted, spec
 from tests.serve.test_images import PAD, PROCESSOR, SEEING, data_url, frames, picture, png
 
 FIRST, SECOND = picture(40, 24, 1), picture(16, 24, 2)
 GREEDY = Sampling(max_tokens=6, temperature=0.0)
 
 
-class SeeingBench(Bench):
-    """A gateway over an engine whose model has a tower."""
+def seeing(client):
+    """A gateway over a client of a model with a tower."""
+    return Bench(client, card=dataclasses.replace(CARD, max_length=512, media=ImageReader(PROCESSOR, TOKENIZER)))
 
-    def __init__(self, client):
-        card = dataclasses.replace(CARD, max_length=512, media=ImageReader(PROCESSOR, TOKENIZER))
-        self.gateway = Gateway(client, card)
-        self.app = make_gateway_app(self.gateway)
+
+def opened(bench):
+    return bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +56,26 @@ def image_of(dialect, image):
     return {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "?"}]}
 
 
-async def converse(bench, access, dialect, images):
+def converse(bench, access, dialect, images):
     """One request for each image, with all that was said before."""
     write, read = DIALECTS[dialect]
     body = write([("system", "Look.")], tools=False)
-    history = body["input" if dialect == "responses" else "messages"]
-    async with bench.http() as http:
+    field = "input" if dialect == "responses" else "messages"
+
+    async def talk(http):
         for image in images:
-            history.append(image_of(dialect, image))
-            response = await post(http, access, dialect, body)
-            assert response.status_code == 200, response.text
-            said = write([read(response.json())], tools=False)
-            history += said["input" if dialect == "responses" else "messages"]
+            body[field].append(image_of(dialect, image))
+            answer = read(await posted(http, access, dialect, body))
+            body[field] += write([answer], tools=False)[field]
+
+    bench.run(talk)
 
 
 @pytest.mark.parametrize("dialect", list(DIALECTS))
 def test_images_are_seen_in_every_request_and_recorded_as_the_model_saw_them(worker, dialect):
-    bench = SeeingBench(EngineClient(worker))
-    access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
-    asyncio.run(converse(bench, access, dialect, [FIRST, SECOND]))
+    bench = seeing(EngineClient(worker))
+    access = opened(bench)
+    converse(bench, access, dialect, [FIRST, SECOND])
     trajectory = bench.gateway.session(access.rollout).main.trajectory
     assert verify(trajectory, SEEING.vocab) == [] and len(trajectory.leaves()) == 1
     chunks = [PROCESSOR.image(image) for image in (FIRST, SECOND)]
@@ -100,9 +99,9 @@ def test_a_pad_that_the_model_sampled_stands_for_no_image():
             shown.append((list(prompt), media))
             return await super().generate(prompt, sampling, resume=resume, on_token=on_token)
 
-    bench = SeeingBench(Watching(lambda prompt, sampling: [PAD, 70, PAD, CARD.chat.end]))
-    access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
-    asyncio.run(converse(bench, access, "chat/completions", [FIRST, SECOND]))
+    bench = seeing(Watching(lambda prompt, sampling: [PAD, 70, PAD, CARD.chat.end]))
+    access = opened(bench)
+    converse(bench, access, "chat/completions", [FIRST, SECOND])
     (prompt, media) = shown[1]
     features = [PROCESSOR.image(image).features for image in (FIRST, SECOND)]
     assert prompt.count(PAD) == sum(features) + 2 and [placed.chunk.features for placed in media] == features
@@ -136,58 +135,49 @@ class Slow(Environment):
 def test_few_requests_with_images_are_read_at_a_time(path):
     slow, body = Slow(), {"model": "x", "max_tokens": 5, "messages": [{"role": "user", "content": "?"}]}
     card = dataclasses.replace(CARD, media=slow)
-    bench = Bench(lambda prompt, sampling: reply_ids("", "Yes."), card=card)
+    bench = Bench(card=card)
     accesses = [bench.gateway.open(spec(sampling=GREEDY)) for _ in range(12)]
 
-    async def ask_all():
-        async with bench.http() as http:
-            return await asyncio.gather(*(post(http, access, path, body) for access in accesses))
+    async def talk(http):
+        return await asyncio.gather(*(post(http, access, path, body) for access in accesses))
 
-    answers = asyncio.run(ask_all())
+    answers = bench.run(talk)
     assert {answer.status_code for answer in answers} == {200} and slow.most == READERS == 4
 
 
 def test_frames_of_a_video_reach_the_model_without_an_image_beside_them(worker):
-    bench = SeeingBench(EngineClient(worker))
-    access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
-    body = {
-        "model": "x",
-        "messages": [{"role": "user", "content": [frames(6), {"type": "text", "text": "What moves?"}]}],
-    }
-
-    async def ask():
-        async with bench.http() as http:
-            return await post(http, access, "chat/completions", body)
-
-    response = asyncio.run(ask())
-    assert response.status_code == 200, response.text
+    bench = seeing(EngineClient(worker))
+    access = opened(bench)
+    content = [frames(6), {"type": "text", "text": "What moves?"}]
+    body = {"model": "x", "messages": [{"role": "user", "content": content}]}
+    bench.run(lambda http: posted(http, access, "chat/completions", body))
     trajectory = bench.gateway.session(access.rollout).main.trajectory
     assert sum(token == PAD for node in trajectory.nodes[:-1] for token in node.tokens) == 2 * 2  # chunks of 4 and of 2
 
 
 def test_another_image_in_an_old_message_is_a_branch(worker):
-    bench = SeeingBench(EngineClient(worker))
-    access = bench.gateway.open(spec(sampling=GREEDY, declares_tools=False))
+    bench = seeing(EngineClient(worker))
+    access = opened(bench)
     for image in (FIRST, picture(40, 24, 5)):
-        asyncio.run(converse(bench, access, "chat/completions", [image]))
+        converse(bench, access, "chat/completions", [image])
     counts = bench.gateway.session(access.rollout).counts()
     assert counts["start"] == counts["branch"] == 1 and counts["drift: message"] == 1
 
 
 def test_a_damaged_image_and_too_many_at_a_time_are_refused(worker, monkeypatch):
-    bench, blind = SeeingBench(EngineClient(worker)), Bench(lambda prompt, sampling: reply_ids("", "I see nothing."))
-    body = {"model": "x", "messages": [image_of("chat/completions", FIRST)]}
-    damaged = {"model": "x", "messages": [{**image_of("chat/completions", FIRST)}]}
-    damaged["messages"][0]["content"] = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    bench, blind = seeing(EngineClient(worker)), Bench()
+    body, damaged = ({"model": "x", "messages": [image_of("chat/completions", FIRST)]} for _ in range(2))
+    damaged["messages"][0]["content"][0]["image_url"]["url"] = "data:image/png;base64,AAAA"
 
-    async def ask(of, sent):
+    async def ask(http, of, sent):
         access = of.gateway.open(spec(sampling=GREEDY))
-        async with of.http() as http:
-            return (await post(http, access, "chat/completions", sent)).status_code
+        return (await post(http, access, "chat/completions", sent)).status_code
 
-    async def together():
-        monkeypatch.setattr(media_module, "MOST_MEDIA_BYTES", 1)
-        return await asyncio.gather(ask(bench, body), ask(bench, body))
+    assert bench.run(lambda http: ask(http, bench, damaged)) == 400
+    assert blind.run(lambda http: ask(http, blind, body)) == 400
+    monkeypatch.setattr(media_module, "MAX_MEDIA_BYTES", 1)
 
-    assert asyncio.run(ask(bench, damaged)) == 400 and asyncio.run(ask(blind, body)) == 400
-    assert sorted(asyncio.run(together())) == [200, 429]
+    async def together(http):
+        return await asyncio.gather(*(ask(http, bench, body) for _ in range(2)))
+
+    assert sorted(bench.run(together)) == [200, 429]

@@ -1,20 +1,25 @@
 """Tool loops of the official clients through the gateway: one path, sampled ids, and the end of a budget."""
 
 import json
+from types import SimpleNamespace
 
 import anthropic
+import httpx
 import openai
 import pytest
 
+from k2jax.agents.task import Budget
 from k2jax.trajectory import verify
-from tests.agents.gateway.live import live_gateway
-from tests.agents.gateway.scripted import SCHEMA, TOKENIZER, reply_ids
+from tests.agents.gateway.scripted import OPERATOR, TOKENIZER, Bench, reply_ids, sampled_nodes, spec
+from tests.http_server import served
+from tests.serve.clients import CLIENTS, Chat, Messages, user
 
 STEPS = [
     reply_ids("Look first. ", "I list the files.\n", [("functions.bash:0", '{"cmd" :  "ls"}')]),
     reply_ids("", "", [("functions.bash:1", '{"cmd": "cat 月", "n": 1.0}'), ("functions.bash:2", '{"cmd": "pwd"}')]),
     reply_ids("Enough.", "Done: 月.", []),
 ]
+GO = [user("Go")]
 
 
 def reply(prompt, sampling):
@@ -25,140 +30,76 @@ def reply(prompt, sampling):
 
 @pytest.fixture(scope="module")
 def server():
-    with live_gateway(reply) as running:
-        yield running
+    bench = Bench(reply)
+    with served(bench.app) as (host, port):
+        yield SimpleNamespace(url=f"http://{host}:{port}", bench=bench, gateway=bench.gateway)
 
 
-def openai_client(server, access):
-    return openai.OpenAI(base_url=f"{server.url}{access.path}/v1", api_key=access.key, max_retries=0, timeout=30)
+def connect(kind, server, access):
+    return kind(server.url + access.path, access.key)
 
 
-def anthropic_client(server, access):
-    return anthropic.Anthropic(base_url=f"{server.url}{access.path}", api_key=access.key, max_retries=0, timeout=30)
-
-
-def chat_loop(server, access, stream):
-    client, ended = openai_client(server, access), None
-    tools = [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}]
-    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Go"}]
-    while ended is None:
-        options = {"model": "any", "messages": messages, "tools": tools, "temperature": 0, "seed": 1}
-        if stream:
-            with client.chat.completions.stream(**options) as events:
-                message = events.get_final_completion().choices[0].message
-        else:
-            message = client.chat.completions.create(**options).choices[0].message
-        echo = message.model_dump(exclude_none=True, exclude={"parsed"})
-        for call in echo.get("tool_calls", ()):
-            call["function"].pop("parsed_arguments", None)
-        messages.append(echo)
-        for call in message.tool_calls or ():
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": "ok"})
-        ended = None if message.tool_calls else message.content
-    return ended
-
-
-def responses_loop(server, access, stream):
-    client, items = openai_client(server, access), [{"role": "user", "content": "Go"}]
-    tools = [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": False}, {"type": "web_search"}]
+def loop(client, stream):
+    """What an agent does until the model calls no tool; returns its last text."""
+    history = GO
     while True:
-        options = {"model": "any", "instructions": "Be brief.", "input": items, "tools": tools, "store": False}
-        if stream:
-            with client.responses.stream(**options) as events:
-                response = events.get_final_response()
-        else:
-            response = client.responses.create(**options)
-        exclude = {"parsed_arguments", "status"}
-        items += [item.model_dump(exclude_none=True, exclude=exclude) for item in response.output]
-        calls = [item for item in response.output if item.type == "function_call"]
-        if not calls:
-            return response.output_text
-        items += [{"type": "function_call_output", "call_id": call.call_id, "output": "ok"} for call in calls]
-
-
-def messages_loop(server, access, stream):
-    client, messages = anthropic_client(server, access), [{"role": "user", "content": "Go"}]
-    tools = [{"name": "bash", "input_schema": SCHEMA}]
-    while True:
-        options = {"model": "any", "max_tokens": 7, "system": "Be brief.", "messages": messages, "tools": tools}
-        if stream:
-            with client.messages.stream(**options) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**options)
-        messages.append({"role": "assistant", "content": [block.model_dump() for block in message.content]})
-        calls = [block for block in message.content if block.type == "tool_use"]
-        if message.stop_reason != "tool_use":
-            return "".join(block.text for block in message.content if block.type == "text")
-        results = [{"type": "tool_result", "tool_use_id": call.id, "content": "ok"} for call in calls]
-        messages.append({"role": "user", "content": results})
-
-
-LOOPS = {"chat": chat_loop, "responses": responses_loop, "messages": messages_loop}
+        answer = client.ask(history, system="Be brief.", tools=["bash"], stream=stream, **{client.limit: 7})
+        if not answer.calls:
+            return answer.text
+        history = [*history, *answer.echo, *client.results(answer.calls, "ok")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("dialect", list(LOOPS))
+@pytest.mark.parametrize("dialect", list(CLIENTS))
 def test_a_tool_loop_is_one_path_of_what_was_sampled(server, dialect, stream):
-    access = server.open()
-    assert LOOPS[dialect](server, access, stream) == "Done: 月."
-    session = server.session(access)
+    access = server.gateway.open(spec())
+    client = connect(CLIENTS[dialect], server, access)
+    assert loop(client, stream) == "Done: 月."
+    session = server.gateway.session(access.rollout)
     trajectory = session.main.trajectory
     assert verify(trajectory) == [] and len(trajectory.leaves()) == 1
-    assert [node.tokens.tolist() for node in trajectory.nodes if node.turn >= 0] == STEPS
+    assert [node.tokens.tolist() for node in sampled_nodes(trajectory)] == STEPS
     assert session.counts()["extend"] == 2 and session.counts()["start"] == 1
     for prompt, sampling in server.bench.client.calls[-3:]:  # what the client asked for does not count
-        assert (sampling.max_tokens, sampling.temperature, len(prompt) > 0) == (500, 1.0, True)
-    assert server.close(access)["trajectories"] == 1
+        assert (sampling.max_tokens, sampling.temperature, len(prompt) > 0) == (500, 0.7, True)
+    operator = {"Authorization": f"Bearer {OPERATOR}"}
+    ended = httpx.post(f"{server.url}/rollouts/{access.rollout}/close", json={}, headers=operator)
+    assert ended.json()["trajectories"] == 1
     with pytest.raises((openai.AuthenticationError, anthropic.AuthenticationError)):
-        LOOPS[dialect](server, access, stream)
+        loop(client, stream)
 
 
-@pytest.mark.parametrize("budget", [{"tokens": len(STEPS[0]) + 4}, {"steps": 1}])
+@pytest.mark.parametrize("budget", [Budget(tokens=len(STEPS[0]) + 4), Budget(steps=1)])
 def test_a_budget_ends_with_the_dialect_s_own_length_stop(server, budget):
-    access = server.open(budget=budget)
-    messages = [{"role": "user", "content": "Go"}]
-    tools = [{"name": "bash", "input_schema": SCHEMA}]
-    client = anthropic_client(server, access)
-    first = client.messages.create(model="any", max_tokens=9, messages=messages, tools=tools)
-    assert first.stop_reason == "tool_use"
-    if "tokens" in budget:  # four tokens are left
-        cut = client.messages.create(model="any", max_tokens=9, messages=messages, tools=tools)
-        assert cut.stop_reason == "max_tokens"
-    chat = openai_client(server, access)
-    empty = client.messages.create(model="any", max_tokens=9, messages=messages, tools=tools)
-    assert (empty.stop_reason, empty.content) == ("max_tokens", [])
-    with client.messages.stream(model="any", max_tokens=9, messages=messages, tools=tools) as events:
-        assert events.get_final_message().stop_reason == "max_tokens"
-    function = [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}]
-    choice = chat.chat.completions.create(model="any", messages=messages, tools=function).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("length", "")
-    chunks = list(chat.chat.completions.create(model="any", messages=messages, tools=function, stream=True))
-    assert chunks[-1].choices[0].finish_reason == "length"
-    response = chat.responses.create(model="any", input="Go", tools=[{"type": "function", "name": "bash"}])
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    session = server.session(access)
-    expected = len(STEPS[0]) + 4 * ("tokens" in budget)
-    assert session.main.trajectory.sampled_tokens == session.sampled_tokens == expected
-    assert sum(request.get("over_budget", False) for request in session.requests) == 5
+    access, left = server.gateway.open(spec(budget=budget)), 4 if budget.tokens else 0
+    clients = [connect(kind, server, access) for kind in CLIENTS.values()]
+    assert clients[-1].ask(GO, tools=["bash"]).finish == "tool_calls"
+    if left:
+        cut = clients[-1].ask(GO, tools=["bash"])
+        assert (cut.finish, cut.usage[2]) == ("length", left)
+    for client in clients:
+        for stream in (False, True):
+            empty = client.ask(GO, tools=["bash"], stream=stream)
+            assert (empty.text, empty.calls, empty.finish, empty.usage[2]) == ("", [], "length", 0)
+    session = server.gateway.session(access.rollout)
+    assert session.main.trajectory.sampled_tokens == session.sampled_tokens == len(STEPS[0]) + left
+    assert sum(request.get("over_budget", False) for request in session.requests) == 6
 
 
 def test_models_and_token_counts(server):
-    access = server.open()
-    client = anthropic_client(server, access)
-    assert [model.id for model in client.models.list()] == ["k2"]
-    assert openai_client(server, access).models.retrieve("k2").id == "k2"
-    messages = [{"role": "user", "content": "Go"}]
-    counted = client.messages.count_tokens(model="any", messages=messages).input_tokens
-    client.messages.create(model="any", max_tokens=9, messages=messages)
+    access = server.gateway.open(spec())
+    client = connect(Messages, server, access)
+    assert [model.id for model in client.api.models.list()] == ["k2"]
+    assert connect(Chat, server, access).api.models.retrieve("k2").id == "k2"
+    counted = client.api.messages.count_tokens(model="any", messages=GO).input_tokens
+    client.ask(GO)
     assert counted == len(server.bench.client.calls[-1][0])
 
 
 def test_what_a_client_asked_for_is_recorded(server):
-    access = server.open()
-    messages = [{"role": "user", "content": "Go"}]
-    options = {"temperature": 0.25, "max_tokens": 3, "extra_body": {"reasoning_effort": "low"}}
-    openai_client(server, access).chat.completions.create(model="gpt", messages=messages, **options)
-    [request] = server.session(access).requests
+    access = server.gateway.open(spec())
+    extra = {"reasoning_effort": "low"}
+    connect(Chat, server, access).ask(GO, temperature=0.25, max_tokens=3, extra_body=extra)
+    [request] = server.gateway.session(access.rollout).requests
     assert request["asked"] == {"temperature": 0.25, "max_tokens": 3, "reasoning_effort": "low"}
     assert json.loads(json.dumps(request)) == request and request["kind"] == "side call"

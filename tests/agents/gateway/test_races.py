@@ -30,94 +30,73 @@ class Gate:
             await asyncio.sleep(0.001)
 
 
-def plain_reply(prompt, sampling):
-    return reply_ids("", f"Answer {sampling.seed}.")
-
-
-def test_parallel_histories_that_are_equal_by_value_keep_the_tokens_of_each(tmp_path):
+def test_parallel_histories_that_are_equal_by_value_keep_the_tokens_of_each_and_go_on(tmp_path):
     """One history, written in two ways: both requests are on their way before either is recorded."""
-    bench = Bench(plain_reply, tmp_path)
+    bench = Bench(folder=tmp_path)
     access = bench.gateway.open(spec(), "a")
-    written = ['{"cmd":"ls","n":1}', '{ "n": 1.0, "cmd": "ls" }']
+    call = "functions.bash:0"
+    sent = [
+        [*ITEMS, ("assistant", "", "Look", [(call, arguments)]), ("tool", call, "x")]
+        for arguments in ('{"cmd":"ls","n":1}', '{ "n": 1.0, "cmd": "ls" }')
+    ]
 
-    async def run():
+    async def talk(http):
         gate = Gate(bench.client)
-        async with bench.http() as http:
-            sent = [
-                [
-                    *ITEMS,
-                    ("assistant", "", "Look", [("functions.bash:0", arguments)]),
-                    ("tool", "functions.bash:0", "x"),
-                ]
-                for arguments in written
-            ]
-            asked = [asyncio.create_task(say(http, access, "chat/completions", items)) for items in sent]
-            await gate.holds(2)
-            gate.open.set()
-            await asyncio.gather(*asked)
+        asking = [asyncio.create_task(say(http, access, "chat/completions", items)) for items in sent]
+        await gate.holds(2)
+        gate.open.set()
+        for items, answer in zip(sent, await asyncio.gather(*asking), strict=True):
+            await say(http, access, "chat/completions", [*items, answer, ("user", "On")])
 
-    asyncio.run(run())
+    bench.run(talk)
     bench.gateway.release_folder()
     again = Gateway(bench.client, CARD, tmp_path)
+    first, later = [[prompt for prompt, _ in calls] for calls in (bench.client.calls[:2], bench.client.calls[2:])]
     for gateway in (bench.gateway, again):
-        trajectory = gateway.session("a").main.trajectory
-        prompts = {tuple(trajectory.path_tokens(trajectory.nodes[leaf].parent)) for leaf in trajectory.leaves()}
-        assert prompts == {prompt for prompt, _ in bench.client.calls} and len(prompts) == 2
+        session = gateway.session("a")
+        trajectory = session.main.trajectory
+        prompts = [tuple(trajectory.path_tokens(trajectory.nodes[leaf].parent)) for leaf in trajectory.leaves()]
+        assert sorted(prompts) == sorted(later) and session.counts()["extend"] == 2
+    for prompt in first:
+        assert first[0] != first[1] and sum(after[: len(prompt)] == prompt for after in later) == 1
     again.release_folder()
 
 
-def test_a_second_end_waits_for_the_first(tmp_path):
-    bench = Bench(plain_reply, tmp_path)
-    access = bench.gateway.open(spec(), "a")
+@pytest.mark.parametrize("failure", ["none", "cancelled", "close", "put_away"])
+def test_a_second_end_waits_for_the_first_and_one_that_did_not_come_about_can_be_asked_for_again(
+    tmp_path, failure, monkeypatch
+):
+    """Of a rollout with a request on its way; the disk is full for the record of the end, or when its log is moved."""
+    bench = Bench(folder=tmp_path)
+    access, logs = bench.gateway.open(spec(), "a"), bench.gateway._logs
+    append, put_away, failures = logs.append, logs.put_away, [OSError(28, "No space left on device")]
 
-    async def run():
-        gate = Gate(bench.client)
-        async with bench.http() as http:
-            asked = asyncio.create_task(post(http, access, "chat/completions", chat_body(ITEMS)))
-            await gate.holds(1)
-            ends = [asyncio.create_task(bench.gateway.close("a")) for _ in range(2)]
-            await asyncio.sleep(0.01)
-            assert not any(end.done() for end in ends)
-            gate.open.set()
-            await asked
-            return await asyncio.gather(*ends)
-
-    for [trajectory] in asyncio.run(run()):
-        assert trajectory.status == "finished" and trajectory.sampled_tokens > 0
-    assert len(list(TrajectoryStore(tmp_path / "trajectories").read(0))) == 1
-
-
-@pytest.mark.parametrize("failure", ["cancelled", "full disk"])
-def test_an_end_that_did_not_come_about_can_be_asked_for_again(tmp_path, failure, monkeypatch):
-    bench = Bench(plain_reply, tmp_path)
-    access = bench.gateway.open(spec(), "a")
-
-    append, failures = bench.gateway._logs.append, [OSError(28, "No space left on device")]
-
-    def append_or_fail(name, record):
-        if failure == "full disk" and record["event"] == "close" and failures:
+    def fail_once(step):
+        if failure == step and failures:
             raise failures.pop()
-        append(name, record)
 
-    monkeypatch.setattr(bench.gateway._logs, "append", append_or_fail)
+    monkeypatch.setattr(logs, "append", lambda name, record: fail_once(record["event"]) or append(name, record))
+    monkeypatch.setattr(logs, "put_away", lambda name: fail_once("put_away") or put_away(name))
 
-    async def run():
+    async def talk(http):
         gate = Gate(bench.client)
-        async with bench.http() as http:
-            asked = asyncio.create_task(post(http, access, "chat/completions", chat_body(ITEMS)))
-            await gate.holds(1)
-            end = asyncio.create_task(bench.gateway.close("a"))
-            await asyncio.sleep(0)
-            if failure == "cancelled":
-                end.cancel()
-            gate.open.set()
-            with pytest.raises((asyncio.CancelledError, OSError)):
-                await end
-            await asked
-            return await bench.gateway.close("a")
+        asking = asyncio.create_task(post(http, access, "chat/completions", chat_body(ITEMS)))
+        await gate.holds(1)
+        ends = [asyncio.create_task(bench.gateway.close("a")) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert not any(end.done() for end in ends)
+        if failure == "cancelled":
+            ends[0].cancel()
+        gate.open.set()
+        await asking
+        return await asyncio.gather(*ends, return_exceptions=True)
 
-    [trajectory] = asyncio.run(run())
-    assert trajectory.status == "finished"
+    first, [trajectory] = bench.run(talk)
+    if failure == "none":
+        assert first[0].status == "finished" and first[0].sampled_tokens > 0
+    else:
+        assert isinstance(first, asyncio.CancelledError if failure == "cancelled" else OSError)
+    assert trajectory.status == "finished" and trajectory.sampled_tokens > 0 and not bench.gateway._sessions
     [stored] = TrajectoryStore(tmp_path / "trajectories").read(0)
     assert stored.status == "finished" and verify(stored) == []
     bench.gateway.release_folder()
@@ -131,13 +110,12 @@ def test_calls_with_deeply_nested_arguments_are_recorded_and_the_gateway_starts_
     bench = Bench(lambda prompt, sampling: reply_ids("", "", [("functions.bash:0", arguments)]), tmp_path)
     access = bench.gateway.open(spec(sampling=Sampling(max_tokens=2000)), "a")
 
-    async def run():
-        async with bench.http() as http:
-            answer = await say(http, access, "chat/completions", ITEMS)
-            assert answer[3] == [("functions.bash:0", arguments)]
-            await say(http, access, "chat/completions", [*ITEMS, answer, ("tool", "functions.bash:0", "x")])
+    async def talk(http):
+        answer = await say(http, access, "chat/completions", ITEMS)
+        assert answer[3] == [("functions.bash:0", arguments)]
+        await say(http, access, "chat/completions", [*ITEMS, answer, ("tool", "functions.bash:0", "x")])
 
-    asyncio.run(run())
+    bench.run(talk)
     bench.gateway.release_folder()
     session, again = bench.gateway.session("a"), Gateway(bench.client, CARD, tmp_path)
     assert session.counts()["extend"] == 1 and session.sampled_tokens == session.main.trajectory.sampled_tokens > 0

@@ -7,7 +7,6 @@ the line that installs it.
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from k2jax.agents.gateway.agent_entries import AGENTS
@@ -18,9 +17,10 @@ from k2jax.inference import Worker
 from k2jax.inference.client import ForcedClient
 from k2jax.trajectory import verify
 from tests.agents.gateway.forced_agents import FOLDER, mend
+from tests.agents.gateway.forward_pass import VERSION, check_logprobs
 from tests.agents.gateway.record import run_agent
 from tests.agents.gateway.scripted import TOKENIZER
-from tests.inference.tiny import GQA, engine, oracle
+from tests.inference.tiny import GQA, engine
 
 # Few heads: most of the time goes to the scores of prompts of up to 40,000 tokens.
 MODEL = replace_keys(GQA, {"vocab": TOKENIZER.vocab_size, "heads": 2, "gqa.kv_heads": 1})
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.external, pytest.mark.timeout(1800)]
 @pytest.fixture(scope="module")
 def worker():
     """One engine for all agents; its longest sequence is that of the longest prompt."""
-    running = Worker(engine(MODEL, version=3, max_length=LONGEST, slots=1))
+    running = Worker(engine(MODEL, version=VERSION, max_length=LONGEST, slots=1))
     yield running
     running.stop()
 
@@ -57,16 +57,6 @@ def check_agent(worker, agent, folder):
     trajectory, reward, _ = asyncio.run(run_agent(agent.name, client, folder, agent.version, seconds=600))
     assert trajectory.status == "finished" and reward == 1.0, (trajectory.error, trajectory.metadata)
     assert verify(trajectory, MODEL.vocab) == []
-    checked = 0
-    for leaf in trajectory.leaves():
-        nodes = [trajectory.nodes[index] for index in trajectory.path(leaf)]
-        assert all(set(node.versions.tolist()) == {3} for node in nodes if node.turn >= 0)
-        path_T = trajectory.path_tokens(leaf)
-        expected_TV = oracle(MODEL, path_T.tolist(), 0.7)
-        expected_T = np.concatenate([[0.0], expected_TV[np.arange(len(path_T) - 1), path_T[1:]]])
-        logprobs_T = np.concatenate([node.logprobs for node in nodes])
-        sampled_T = np.concatenate([np.full(len(node.tokens), node.turn >= 0) for node in nodes])
-        np.testing.assert_allclose(logprobs_T[sampled_T], expected_T[sampled_T], atol=1e-4)
-        checked += int(sampled_T.sum())
+    checked = check_logprobs(MODEL, trajectory, 0.7)
     assert checked >= trajectory.sampled_tokens > 100
     print(agent.name, agent.version, trajectory.metadata["counts"], checked, "log-probabilities of one forward pass")

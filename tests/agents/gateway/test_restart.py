@@ -13,16 +13,17 @@ from k2jax.agents.gateway.log import RolloutLogs
 from k2jax.client import ScriptedClient
 from k2jax.errors import UserError
 from k2jax.trajectory import TrajectoryStore, verify
-from tests.agents.gateway.scripted import CARD, OPERATOR, chat_answer, chat_body, spec
+from tests.agents.gateway.scripted import CARD, OPERATOR, chat_answer, chat_body, sampled_nodes, spec
 from tests.agents.gateway.serving import reply
 from tests.emulated import ROOT
+
+COMMAND = [sys.executable, "-m", "tests.agents.gateway.serving"]
 
 
 @contextlib.contextmanager
 def process(folder):
     """A gateway process; it is killed without warning."""
-    command = [sys.executable, "-m", "tests.agents.gateway.serving", str(folder)]
-    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen([*COMMAND, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield httpx.Client(base_url=f"http://127.0.0.1:{int(running.stdout.readline())}", timeout=30)
     finally:
@@ -49,7 +50,7 @@ def test_a_killed_gateway_goes_on(tmp_path):
     tokens = ended["counts"].pop("tokens")
     assert ended["counts"] == {"abandoned": 0, "extend": 2, "requests": 3, "start": 1}
     [stored] = TrajectoryStore(tmp_path / "trajectories").read(0)
-    sampled = [node for node in stored.nodes if node.turn >= 0]
+    sampled = sampled_nodes(stored)
     assert verify(stored) == [] and len(stored.leaves()) == 1 and stored.sampled_tokens == tokens
     assert [node.turn for node in sampled] == [0, 1, 2]
     assert [f"after {i}." in node.message["content"] for i, node in enumerate(sampled)] == [True] * 3
@@ -66,8 +67,8 @@ class Restarted:
         self.folder, self.address, self.running, self.answers = folder, "", None, 0
 
     async def start(self):
-        command = [sys.executable, "-m", "tests.agents.gateway.serving", str(self.folder)]
-        self.running = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+        command = (*COMMAND, str(self.folder))
+        self.running = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
         self.address = f"http://127.0.0.1:{int(await self.running.stdout.readline())}"
 
     async def kill(self):
@@ -89,9 +90,8 @@ class Restarted:
         opened = await self.ask("/rollouts", spec(key=(0, number, 0)).to_json(), OPERATOR)
         items, seen = [("user", f"Go {number}")], []
         for _ in range(TURNS):
-            answer = chat_answer(
-                await self.ask(f"{opened['path']}/v1/chat/completions", chat_body(items), opened["key"])
-            )
+            path = f"{opened['path']}/v1/chat/completions"
+            answer = chat_answer(await self.ask(path, chat_body(items), opened["key"]))
             seen.append(answer[2])
             self.answers += 1
             items += [answer, ("user", "On")]
@@ -120,15 +120,14 @@ def test_rollouts_of_a_gateway_that_is_killed_again_and_again_lose_and_double_no
     stored = list(TrajectoryStore(tmp_path / "trajectories").read(0))
     assert sorted(trajectory.metadata["rollout"] for trajectory in stored) == sorted(said)
     for trajectory in stored:
-        seen, sampled = said[trajectory.metadata["rollout"]], [n for n in trajectory.nodes if n.turn >= 0]
+        seen, sampled = said[trajectory.metadata["rollout"]], sampled_nodes(trajectory)
         last = max(i for i, node in enumerate(trajectory.nodes) if node.turn >= 0)
         path = [trajectory.nodes[i] for i in trajectory.path(last)]
         assert verify(trajectory) == [] and [n.message["content"] for n in path if n.turn >= 0] == seen
         assert len({node.turn for node in sampled}) == len(sampled) == len(trajectory.metadata["requests"])
         kinds = [request["kind"] for request in trajectory.metadata["requests"]]
-        assert (
-            kinds.count("repeat") == len(sampled) - TURNS and "branch" not in kinds
-        )  # recorded, and cut off on its way
+        # What was recorded and then cut off on its way is asked for again.
+        assert kinds.count("repeat") == len(sampled) - TURNS and "branch" not in kinds
 
 
 def test_a_rollout_whose_end_was_not_stored_is_stored_by_the_next_process(tmp_path):

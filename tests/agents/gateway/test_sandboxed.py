@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 import tempfile
 
+import pytest
+
 from k2jax.agents.gateway.socket import rollout_socket
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.forward import forwarded
@@ -35,9 +37,9 @@ def resolves(name):
 print(json.dumps({
     "own": ask(told["own"] + "/v1/chat/completions", told["key"], told["body"]),
     "other key": ask(told["own"] + "/v1/models", told["other key"])[0],
-    "others": [ask(path + "/v1/models", key)[0] for path in (told["other"], told["own"])
+    "others": [ask(path + "/v1/models", key)[0] for path in (told["other"], told["own"], told["own"] + "x")
                for key in (told["other key"], told["operator"])],
-    "operator": [ask(path, told["operator"])[0] for path in ("/rollouts/x", "/health")],
+    "operator": [ask(path, told["operator"])[0] for path in ("/rollouts", told["rollout"], "/health")],
     "reached": [a for a in map(tuple, told["addresses"]) if reaches(socket.AF_INET, a)],
     "sockets": [p for p in told["sockets"] if os.path.exists(p) or reaches(socket.AF_UNIX, p)],
     "abstract": reaches(socket.AF_UNIX, chr(0) + "k2jax-test-abstract"),
@@ -58,6 +60,7 @@ def test_an_agent_in_a_sandbox_reaches_its_own_rollout_and_nothing_else():
         address = local.sockets[0].getsockname()
         told = {
             "own": mine.path, "key": mine.key, "other": other.path, "other key": other.key, "operator": OPERATOR,
+            "rollout": f"/rollouts/{mine.rollout}",
             "body": chat_body([("user", "Go")]), "sockets": [str(files[1])],
             "addresses": [address, ("169.254.169.254", 80), ("10.0.0.1", 80), ("127.0.0.53", 53), ("8.8.8.8", 53)],
         }  # fmt: skip
@@ -70,19 +73,29 @@ def test_an_agent_in_a_sandbox_reaches_its_own_rollout_and_nothing_else():
             await backend("bubblewrap").open(box) as sandbox,
         ):
             command = forwarded(python(AGENT), str(files[0]), port=PORT)
-            return await sandbox.exec(command, stdin=json.dumps(told).encode(), timeout=60)
+            return await sandbox.exec(command, stdin=json.dumps(told).encode(), timeout=60), files
 
     with tempfile.TemporaryDirectory(dir="/var/tmp") as a, tempfile.TemporaryDirectory(dir="/var/tmp") as b:
         for folder in (a, b):
             os.chmod(folder, 0o755)
-        result = asyncio.run(run((a, b)))
+        result, files = asyncio.run(run((a, b)))
+        assert not any(file.exists() for file in files)
     assert result.code == 0, result.stderr
     said = json.loads(result.stdout)
     status, answer = said.pop("own")
     assert status == 200 and answer["choices"][0]["message"]["content"] == "Yes."
     assert said == {
-        "other key": 401, "others": [404, 404, 401, 401], "operator": [404, 404], "reached": [], "sockets": [],
-        "abstract": False, "names": [], "interfaces": ["lo"],
+        "other key": 401, "others": [404, 404, 401, 401, 404, 404], "operator": [404, 404, 404], "reached": [],
+        "sockets": [], "abstract": False, "names": [], "interfaces": ["lo"],
     }  # fmt: skip
     assert verify(bench.gateway.session(mine.rollout).main.trajectory) == []
     assert not bench.gateway.session(other.rollout).requests
+
+
+def test_a_socket_that_cannot_be_made_says_so(tmp_path):
+    async def run():
+        async with rollout_socket(Bench().app, "/r/a", tmp_path / ("a" * 120)):
+            pass
+
+    with pytest.raises(OSError, match="107 bytes"):
+        asyncio.run(run())

@@ -175,7 +175,7 @@ def test_lists_are_in_the_orders_that_they_name(tmp_path):
 
 
 def test_tokens_beyond_the_limit_are_left_out_with_a_word(tmp_path):
-    html = page_of(tmp_path, [chat(sample) for sample in range(3)], most_tokens=20)
+    html = page_of(tmp_path, [chat(sample) for sample in range(3)], max_tokens=20)
     assert html.count("The tokens are left out of this page") == 1 and html.count('title="token 0, id 1,') == 2
 
 

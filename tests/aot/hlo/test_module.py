@@ -6,7 +6,7 @@ from k2jax.aot.cost.jaxpr_flops import DynamicShares, traced_cost
 from k2jax.aot.hlo.collective_ops import collectives
 from k2jax.aot.hlo.module import HloModule, Shape, shapes
 from k2jax.aot.hlo.replica_groups import mesh_axes
-from k2jax.aot.training import COMPILER_OPTIONS
+from k2jax.aot.program import compile_for_tpu
 from tests.aot.programs import HEAD, HIDDEN, LAYERS, SHAPE, TICKS, TOKENS, WIDTH, program
 
 BFLOAT16, FLOAT32 = 2, 4
@@ -17,7 +17,7 @@ TICK_FLOPS = LAYERS * LAYER_FLOPS + 2 * TOKENS * WIDTH * HIDDEN + 2 * TOKENS * W
 
 @pytest.fixture(scope="module")
 def text():
-    return program().traced.lower(lowering_platforms=("tpu",)).compile(compiler_options=COMPILER_OPTIONS).as_text()
+    return compile_for_tpu(program().traced)[0].as_text()
 
 
 def test_products_count_as_often_as_their_loops_run(text):

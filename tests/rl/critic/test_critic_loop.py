@@ -1,7 +1,5 @@
 """Whole runs in which the policy is its own judge: their records, resumed, and mistakes in their config."""
 
-import shutil
-
 import pytest
 
 from k2jax.agents.viewer.viewer import write_page
@@ -14,7 +12,6 @@ from k2jax.trajectory.annotations import reward_parts
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.critic import lenient
-from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import tiny
 
 
@@ -51,19 +48,6 @@ def test_a_run_trains_answers_by_comparison_and_verdicts_by_what_is_known(finish
                 assert trajectory.reward.info["of"] == 3
             verdicts += trajectory.domain == "critic"
     assert {0.0, 0.5} < values and verdicts == 2 * 4 * 4
-
-
-@pytest.mark.slow
-def test_an_iteration_that_was_interrupted_is_repeated_to_the_bit_with_its_verdicts(finished, tmp_path, monkeypatch):
-    """The last checkpoint is lost after the verdicts of its iteration were written."""
-    lenient.install(monkeypatch.setattr)
-    workdir = tmp_path / "resumed"
-    shutil.copytree(finished, workdir)
-    shutil.rmtree(workdir / "checkpoints" / "2")
-    before = (workdir / "verdicts" / "step-00000002.jsonl").read_bytes()
-    assert train(changed(), workdir) == 0
-    assert_equal_runs(workdir, finished)
-    assert (workdir / "verdicts" / "step-00000002.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def slowly(leaves, seconds):
 
 def update(engine, folder, seconds=0.0):
     """Loads the current version."""
-    version, leaves = load_current(folder, timeout=60)
+    version, leaves = load_current(folder)
     engine.update_params(slowly(leaves, seconds) if seconds else leaves, version)
     tell(version=engine.version)
 

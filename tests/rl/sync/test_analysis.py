@@ -8,7 +8,7 @@ from k2jax.aot import topology
 
 topology.prepare()
 
-from k2jax.aot.compiling import COMPILER_OPTIONS, for_tpu  # noqa: E402
+from k2jax.aot.compiling import for_tpu  # noqa: E402
 from k2jax.aot.report.sync_table import phases_json, phases_table  # noqa: E402
 from k2jax.aot.weight_sync import compile_phases, compile_switch  # noqa: E402
 from k2jax.config import Config, defaults, resolve  # noqa: E402
@@ -40,7 +40,7 @@ def layer_size(spec):
 
 
 def test_the_switch_of_a_small_model():
-    report = compile_switch(small(), TOPOLOGY, COMPILER_OPTIONS)
+    report = compile_switch(small(), TOPOLOGY)
     specs = dict(named_specs(model_specs(small().model)))
     bytes_of = {name: 4 if spec.role in ("router", "router_bias") else 2 for name, spec in specs.items()}
     assert report.pushed == sum(spec.size * bytes_of[name] for name, spec in specs.items())

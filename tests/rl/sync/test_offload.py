@@ -19,12 +19,19 @@ def test_on_a_cpu_nothing_moves():
     assert not offload.has_host_memory("cpu") and offload.has_host_memory("tpu")
 
 
-@pytest.mark.devices(8)
-def test_a_state_that_goes_to_the_host_and_back_is_the_same_and_is_never_in_both_memories(monkeypatch):
+MESHES = [
+    pytest.param({}, id="one device"),
+    pytest.param(
+        {"parallel.data": 4, "parallel.expert": 2}, id="mesh", marks=[pytest.mark.devices(8), pytest.mark.slow]
+    ),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_state_that_goes_to_the_host_and_back_is_the_same_and_is_never_in_both_memories(monkeypatch, mesh):
     """The CPU backend has both kinds of memory, so that the moves are real ones here too."""
     monkeypatch.setattr(offload, "has_host_memory", lambda platform: True)
-    program = Program(config_of({"parallel.data": 4, "parallel.expert": 2}))
-    state = program.init()
+    state = Program(config_of(mesh)).init()
     expected, shardings = jax.tree.map(np.array, state), jax.tree.map(lambda leaf: leaf.sharding, state)
     on_host = offload.to_host(state)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -25,7 +25,7 @@ STAGES = (MESH, {"data": 4, "expert": 2})
 EIGHT = pytest.mark.devices(8)
 LAYOUTS = [
     pytest.param(*ALONE, "float32", id="one device"),
-    pytest.param(*ALONE, "bfloat16", id="one device, cast"),
+    pytest.param(*ALONE, "bfloat16", id="one device, cast", marks=pytest.mark.slow),
     pytest.param(*STAGES, "bfloat16", id="stage 2 x expert 2 x data 2 to data 4 x expert 2", marks=EIGHT),
     pytest.param(
         {"parallel.data": 1, "parallel.stage": 4, "parallel.expert": 2}, {"expert": 8}, "float32",
@@ -54,7 +54,7 @@ def test_the_engine_holds_the_logical_weights_bit_for_bit_after_every_step(overr
     """It keeps them when the trainer donates its own; the checksum is that of the whole arrays on one device."""
     program, state, engine, sync = colocated(overrides, rollout, dtype)
     checksums = []
-    for version in range(3):
+    for version in range(2):
         stats = sync.push(state.params, version)
         expected = logical(program, state.params, dtype)
         old, state = state, step(state)
@@ -64,7 +64,7 @@ def test_the_engine_holds_the_logical_weights_bit_for_bit_after_every_step(overr
         assert stats.bytes == sum(array.nbytes for array in expected.values())
         assert stats.checksum == digest({name: one_sum(name, array) for name, array in expected.items()})
         checksums.append(stats.checksum)
-    assert len(set(checksums)) == 3
+    assert len(set(checksums)) == 2
 
 
 @EIGHT
@@ -73,9 +73,9 @@ def test_an_engine_whose_devices_are_in_another_order_gets_its_weights(monkeypat
         rollout.data, rollout.expert, list(mesh.devices.flat)[::-1]
     )
     monkeypatch.setattr(weight_sync, "colocated_mesh", backwards)
-    program, state, engine, sync = colocated({"parallel.data": 2, "parallel.expert": 4}, {"data": 4, "expert": 2})
+    program, state, engine, sync = colocated(*STAGES, "bfloat16")
     sync.push(state.params, 0)
-    assert_holds(engine, logical(program, state.params, "float32"))
+    assert_holds(engine, logical(program, state.params, "bfloat16"))
 
 
 @EIGHT
@@ -96,7 +96,10 @@ def live_bytes():
     return sum(bytes_of(array) for array in jax.live_arrays())
 
 
-@pytest.mark.parametrize("layout", [pytest.param(ALONE, id="one device"), pytest.param(STAGES, id="mesh", marks=EIGHT)])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(ALONE, id="one device"), pytest.param(STAGES, id="mesh", marks=[EIGHT, pytest.mark.slow])],
+)
 def test_a_push_needs_at_most_one_bucket_beside_the_weights(layout):
     """Over all devices; after the first push, which makes the engine's arrays, nothing is left behind."""
     _, state, engine, sync = colocated(*layout)
@@ -106,7 +109,7 @@ def test_a_push_needs_at_most_one_bucket_beside_the_weights(layout):
     before, seen = live_bytes(), []
 
     def measure(frame, event, _):
-        if event in ("call", "return") and "k2jax" in frame.f_code.co_filename:
+        if event == "call" and "k2jax" in frame.f_code.co_filename:
             seen.append(live_bytes())
 
     sys.setprofile(measure)
@@ -182,7 +185,7 @@ class TestStale:
 
 @EIGHT
 def test_one_device_whose_copy_differs_is_noticed():
-    _, state, engine, sync = colocated(*STAGES)
+    _, state, engine, sync = colocated(*STAGES, "bfloat16")
     sync.push(state.params, 0)
     norm = engine.weights.params["final_norm"]
     copies = [shard.data for shard in norm.addressable_shards]
