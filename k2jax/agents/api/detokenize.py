@@ -126,6 +126,7 @@ class Detokenizer:
         self._text = ""  # of the next delta
         self._calls: list[ToolCallDelta] = []  # of the next delta
         self._reasoning = ""  # of the next delta
+        self._ids: set[str] = set()  # of the calls so far, as the client receives them
         self._blank: str | None = None  # of the arguments of the call that is read, while they are blank
 
     def feed(
@@ -210,7 +211,7 @@ class Detokenizer:
                     self._reasoning += raw
                 case CallStart(_, index, call_id, name):
                     self._text += self._stops.end()  # no stop string reaches over the beginning of a call
-                    self._calls.append(ToolCallDelta(index, call_id, name))
+                    self._calls.append(ToolCallDelta(index, self._unique_id(index, call_id, name), name))
                     self._blank = ""
                 case CallArguments(raw, index):
                     self._add_arguments(index, raw)
@@ -218,6 +219,13 @@ class Detokenizer:
                     self._calls.append(ToolCallDelta(index, arguments=EMPTY_ARGUMENTS))
                 case Finished(_, reason):
                     self._stop_reason = reason
+
+    def _unique_id(self, index: int, call_id: str, name: str) -> str:
+        """The id of a call; another one where the model wrote none, or that of an earlier call of the answer."""
+        while not call_id or call_id in self._ids:
+            call_id, index = f"functions.{name}:{index}", index + 1
+        self._ids.add(call_id)
+        return call_id
 
     def _add_arguments(self, index: int, raw: str) -> None:
         """Adds arguments of a call once they are not blank: blank ones are ``{}`` where the call ends."""

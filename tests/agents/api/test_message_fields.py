@@ -212,6 +212,15 @@ def test_blank_arguments_are_an_empty_object_on_all_routes(arguments, tools):
     assert (block["type"], block["input"]) == ("tool_use", {})
 
 
+def test_a_client_can_tell_the_calls_of_an_answer_apart():
+    parts = [*SECTION[:1]]
+    for written in ("f", "f", "functions.f:1", ""):
+        parts += [SECTION[1], *([written] if written else []), SECTION[3], "{}", SECTION_END[0]]
+    whole, _ = answered([*parts, SECTION_END[1]])
+    ids = [call["id"] for call in whole["choices"][0]["message"]["tool_calls"]]
+    assert ids == ["f", "functions.f:1", "functions.f:2", "functions.:3"]
+
+
 def test_arguments_that_were_cut_off_are_not_completed():
     whole, _ = answered(SECTION, finish="length")
     assert whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == ""
