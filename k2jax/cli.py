@@ -8,6 +8,8 @@ from logging import FATAL, getLogger
 import os
 from pathlib import Path
 import re
+import select
+import signal
 import sys
 from typing import Any
 import warnings
@@ -16,11 +18,17 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from k2jax.config.reference import keys, reference_text
-from k2jax.errors import UserError, nearest
+from k2jax.errors import UserError, abbreviate, nearest
 
 USER_ERROR = 2
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors of a full disk: nothing is wrong with the program, and what was saved before stays."""
+NO_ACCESS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+"""Numbers of errors that only the user can mend who named the file: of its permissions, or of its path."""
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""What a shell gives for a program that wrote into a closed pipe, as ``COMMAND | head -1`` makes them do."""
 
 
 def run(
@@ -47,15 +55,39 @@ def run(
     warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")
     try:
         values, arguments = parse(sys.argv, define, doc, positional, optional)
-        sys.exit(main(values, *arguments) or 0)
+        code = main(values, *arguments) or 0
+        sys.stdout.flush()  # where it could not be written, this is the place to say so
+        sys.exit(code)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if isinstance(error, BrokenPipeError) and _forget_closed_outputs():
+            sys.exit(CLOSED_PIPE)
+        if not (line := _of_the_user(error)):
             raise
-        print(f"error: {error.filename or 'a file'} cannot be written: {error.strerror}; make room", file=sys.stderr)
+        print(f"error: {line}", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def _of_the_user(error: OSError) -> str:
+    """The line about an error of the system that is no fault of the program; empty for all others."""
+    if error.errno in NO_ROOM:
+        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room"
+    return f"{error.filename}: {error.strerror}" if error.errno in NO_ACCESS and error.filename else ""
+
+
+def _forget_closed_outputs() -> bool:
+    """Whether nobody reads an output any more; what is left to write to it goes nowhere, without another error."""
+    closed = []
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            closed.append(descriptor)
+    for descriptor in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return bool(closed)
 
 
 _ABANDONED = ("Event loop is closed", "Encountered error while reading array index")
@@ -83,14 +115,18 @@ def parse(
     """Parses ``argv`` (program name first) into flags and positional arguments.
 
     Raises:
-        UserError: an unknown flag or key, a value of the wrong type, or a missing file.
+        UserError: an unknown flag or key, a value of the wrong type, a missing file, or bytes that are no text.
     """
+    for number, argument in enumerate(argv):
+        if not _is_text(argument):
+            raise UserError(f"argument {number}, {abbreviate(os.fsencode(argument))}, is not UTF-8")
     values = flags.FlagValues()
     define(values)
     if any(arg in ("-h", "--help") for arg in argv[1:]):
         print(f"{doc.strip()}\n\nFlags:\n{values.get_help()}")
         if "config" in values:
             print(f"\nConfig keys, each overridden by --config.KEY=VALUE:\n\n{reference_text()}")
+        sys.stdout.flush()
         sys.exit(0)
     _check_config_file(argv)
     argv, emptied = _check_overrides(argv)
@@ -106,6 +142,14 @@ def parse(
     if len(arguments) < len(positional) - optional:
         raise UserError(f"{positional[len(arguments)]} is missing; --help shows an example")
     return values, arguments
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:  # Python keeps other bytes as halves of surrogate pairs
+        return False
+    return True
 
 
 def require(values: flags.FlagValues, *names: str) -> None:

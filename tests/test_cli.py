@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -28,6 +29,46 @@ def test_a_full_disk_is_one_line_that_names_the_file(monkeypatch, capsys, number
 
     line = refusal(monkeypatch, capsys, main=main)
     assert line == "error: runs/a/metrics.jsonl cannot be written: no room; make room\n"
+
+
+@pytest.mark.parametrize("number", cli.NO_ACCESS)
+def test_a_path_that_the_user_has_to_mend_is_one_line(monkeypatch, capsys, number):
+    def main(values):
+        raise OSError(number, "Permission denied", "runs/a/.lock")
+
+    assert refusal(monkeypatch, capsys, main=main) == "error: runs/a/.lock: Permission denied\n"
+
+
+@pytest.mark.parametrize("arguments", [["--prompt=a\udcff"], ["fine", "\udc80"], ["--help", "\udc80"]])
+def test_an_argument_that_is_no_text_is_named(monkeypatch, capsys, arguments):
+    line = refusal(monkeypatch, capsys, arguments)
+    assert line.startswith(f"error: argument {len(arguments)}, b") and line.endswith("is not UTF-8\n")
+
+
+PRINTS = """
+import sys
+from absl import flags
+from k2jax import cli
+def define(values): flags.DEFINE_bool("lines", False, "", flag_values=values)
+def main(values):
+    if values.lines:
+        for i in range(100_000): print("line", i)
+    else: raise BrokenPipeError(32, "of a socket")
+cli.run(main, define, "word " * 50_000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "shell", "code"),
+    [("--help", "| head -c 1", 141), ("--lines", "2>&1 | true", 141), ("", "", 1)],
+)
+def test_a_reader_that_has_read_enough_ends_a_command_silently(argument, shell, code, tmp_path):
+    """Not so a pipe of the command's own that breaks."""
+    (tmp_path / "command.py").write_text(PRINTS)
+    line = f"{sys.executable} command.py {argument} {shell}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("of a socket" in done.stderr) == (code == 1) and (code == 1 or not done.stderr)
 
 
 def test_other_errors_of_the_system_keep_their_traceback(monkeypatch):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
-from k2jax.agents.options import parse_options
+from k2jax.agents.options import parameters_of, parse_options
 from k2jax.agents.registry import datasets
-from k2jax.agents.split import Split
+from k2jax.agents.split import FileSplit, Split
 from k2jax.agents.task import Task
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 
 
 class Dataset(Protocol):
@@ -20,7 +20,7 @@ class Dataset(Protocol):
         ...
 
 
-def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train") -> list[Task]:
+def load_tasks(dataset: str, options: Sequence[str] = (), split: FileSplit = "train") -> list[Task]:
     """The tasks of a dataset, in its order.
 
     Example:
@@ -29,12 +29,14 @@ def load_tasks(dataset: str, options: Sequence[str] = (), split: Split = "train"
     Args:
         dataset: its name.
         options: ``name=value`` for keyword parameters of its maker; lists are written ``a+b``.
-        split: ``train``, or ``test`` for held-out tasks, which share no prompt with training.
+        split: ``train``, ``test`` (held-out, which shares no prompt with training), or ``all`` of a file.
 
     Raises:
-        UserError: an unknown dataset or option, a value that cannot be read, or two tasks of one id.
+        UserError: an unknown dataset, split or option, a value that cannot be read, or two tasks of one id.
     """
     maker = datasets.get(dataset)
+    if split not in (names := get_args(parameters_of(maker)["split"].annotation) or get_args(Split)):
+        raise UserError(f"the dataset {dataset!r} has no split {abbreviate(split)}, only {', '.join(names)}")
     tasks = list(maker(split=split, **parse_options(maker, options, f"dataset {dataset!r}")).load())
     if not tasks:
         raise UserError(f"the dataset {dataset!r} has no tasks in the split {split!r} with these options")

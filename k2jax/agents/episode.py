@@ -19,8 +19,9 @@ from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError
 from k2jax.agents.messages import read_message
 from k2jax.agents.paths import path_media
 from k2jax.agents.registry import scaffolds
-from k2jax.agents.spawning import SPAWNED, Spawner
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
+from k2jax.agents.toolsets.image_results import readable
 from k2jax.client import Client, Completion, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text.chat import ChatBuilder, ChatFormat
@@ -28,7 +29,8 @@ from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.answers import COPIES, is_answer
-from k2jax.trajectory.types import NO_TURN, ROOT
+from k2jax.trajectory.steps import add_spawned, steps_record, turns_so_far, used_up_limit
+from k2jax.trajectory.types import ROOT
 
 NO_EXPERTS = -1
 """Routes of a token that was sampled last: it was not fed to the model."""
@@ -118,11 +120,9 @@ class Rollout:
         """
         if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
+        turn = turns_so_far(self.trajectory)
         number, ended = await self._spawner.spawn(task, kind)
-        reward = None if ended.reward is None else ended.reward.value
-        link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
-        links = self.trajectory.metadata.get(SPAWNED, {}) | {str(number): link}
-        self.trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
+        add_spawned(self.trajectory, number, turn, ended)
         return ended
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:
@@ -143,12 +143,12 @@ class Rollout:
         if not messages:
             raise ValueError("an environment that does not end the episode must show a message")
         builder, reading = self._conversation(node), start_reading(self.media)
-        for index, message in enumerate(messages):
+        for index, message in enumerate([readable(message, self.media) for message in messages]):
             known = 0 if node == ROOT else len(builder.tokens)  # the first node begins with the tools
             with self._truncating():
                 builder.add(reading.read(message))
             if index + 1 == len(messages):
-                builder.open_assistant()
+                builder.open_assistant(self.task.thinking)
             node = self.trajectory.add(Node.observed(node, builder.tokens[known:], dict(message)))
         return node
 
@@ -185,8 +185,10 @@ class Rollout:
         begun = nodes[node] if nodes[node].finish == "cancelled" else None
         parent = node if begun is None else begun.parent
         known = 0 if begun is None else len(begun.tokens)
-        turn = len({n.turn for n in nodes} - {NO_TURN}) if begun is None else begun.turn
-        longest, allowed = self._limits(sampling, known, turn)
+        turn = turns_so_far(self.trajectory) if begun is None else begun.turn
+        if begun is None and (used_up := used_up_limit(self.trajectory, self.task.budget)):
+            raise EpisodeTruncatedError(used_up)
+        longest, allowed = self._limits(sampling, known)
         prompt = self.trajectory.path_tokens(parent)
         temperature = sampling.temperature if begun is None else begun.temperature
         asked = dataclasses.replace(
@@ -236,17 +238,15 @@ class Rollout:
         for index in path:
             part = self.trajectory.nodes[index]
             if is_answer(self.trajectory, index):
-                builder.open_assistant()
+                builder.open_assistant(self.task.thinking)
                 builder.append_sampled(part.tokens.tolist())
             else:
                 builder.add(reading.read(part.message))
         return builder
 
-    def _limits(self, sampling: Sampling, known: int, turn: int) -> tuple[int, int]:
+    def _limits(self, sampling: Sampling, known: int) -> tuple[int, int]:
         """Most tokens of a message that has ``known`` already: of its budget, and of this iteration."""
         budget, spent = self.task.budget, self.trajectory.sampled_tokens - known
-        if budget.steps is not None and turn >= budget.steps:
-            raise EpisodeTruncatedError(f"{budget.steps} calls of the model")
         longest = sampling.max_tokens if budget.tokens is None else min(sampling.max_tokens, budget.tokens - spent)
         if longest <= known:
             raise EpisodeTruncatedError(f"{budget.tokens} tokens")
@@ -265,7 +265,7 @@ class Rollout:
             turn=turn,
             temperature=temperature,
             finish=completion.finish,
-            message=read_message(self.tokenizer, self.chat, completion.tokens),
+            message=read_message(self.tokenizer, self.chat, completion.tokens, self.task.thinking),
         )
 
     def _known_experts(self, node: int) -> np.ndarray | None:
@@ -349,9 +349,11 @@ async def run_episode(
             await environment.close()
         except InfrastructureError as error:  # the episode itself is whole
             rollout.trajectory.metadata["close_error"] = f"{type(error).__name__}: {error}"
-    if rollout.trajectory.status != "masked":
-        rollout.trajectory.error = ""
-    return rollout.trajectory
+    ended = rollout.trajectory
+    if ended.status != "masked":
+        ended.error = ""
+    ended.metadata |= steps_record(ended)
+    return ended
 
 
 async def _try_again(rollout: Rollout, run: Callable[[], Awaitable[None]]) -> None:

@@ -12,12 +12,12 @@ from k2jax.text.tokenizer import Tokenizer
 from k2jax.text.tool_calls import ToolCallParser
 
 
-def read_message(tokenizer: Tokenizer, chat: ChatFormat, ids: Sequence[int]) -> dict[str, Any]:
+def read_message(tokenizer: Tokenizer, chat: ChatFormat, ids: Sequence[int], thinking: bool = True) -> dict[str, Any]:
     """Sampled ids as an assistant's message in OpenAI's format.
 
     The end of the message is left out. Other special tokens are written by name, so that no token is invisible to a
     verifier; tool calls, and the reasoning that the prompt of a thinking model opens, are parsed where the vocabulary
-    has them. Blank arguments of a call are ``{}``.
+    has them. With ``thinking`` false the prompt has opened no reasoning. Blank arguments of a call are ``{}``.
     """
     ids = [int(i) for i in ids]
     if ids and ids[-1] == chat.end:
@@ -25,7 +25,7 @@ def read_message(tokenizer: Tokenizer, chat: ChatFormat, ids: Sequence[int]) -> 
     if isinstance(chat, CompactChat):
         return chat.read(ids)
     if tokenizer.has_special("<|tool_call_begin|>"):
-        parser = ToolCallParser(tokenizer, thinking=chat.thinks, shows_all=True)
+        parser = ToolCallParser(tokenizer, thinking=chat.thinks and thinking, shows_all=True)
         parser.feed_ids(ids)
         parser.end()
         return _with_arguments(parser.message)

@@ -12,6 +12,7 @@ import numpy as np
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.difficulty import moderate, read_pass_rates
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task, check_choices
 from k2jax.config.schema import RLConfig, TaskConfig
 from k2jax.errors import UserError
@@ -75,20 +76,20 @@ class TaskMixture:
         epoch, place = divmod(index, len(self._train[name]))
         return DrawnTask(name, self._train[name][int(self._order(name, epoch)[place])])
 
-    def held_out(self, count: int) -> list[DrawnTask]:
-        """At most ``count`` held-out prompts, the same ones at every call, with the shares of training."""
-        tasks = {name: self._load(name, "test") for name in self._names}
+    def held_out(self, count: int, split: FileSplit = "test") -> list[DrawnTask]:
+        """At most ``count`` held-out prompts, or of ``all``, the same at every call, with the shares of training."""
+        tasks = {name: self._load(name, split) for name in self._names}
         plan = MixturePlan(
             [self._configs[name].weight for name in self._names], [len(tasks[name]) for name in self._names]
         )
         chosen = (plan[number] for number in range(min(count, len(plan))))
         return [DrawnTask(self._names[source], tasks[self._names[source]][index]) for source, index in chosen]
 
-    def _load(self, name: str, split: str) -> list[Task]:
+    def _load(self, name: str, split: FileSplit) -> list[Task]:
         config = self._configs[name]
         check_choices(config)
         tasks = [task.with_choices(config) for task in load_tasks(config.dataset, config.options, split)]
-        return tasks if split == "test" or not config.pass_rates else _of_moderate_difficulty(name, config, tasks)
+        return tasks if split != "train" or not config.pass_rates else _of_moderate_difficulty(name, config, tasks)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 (a run has one mixture)
     def _order(self, name: str, epoch: int) -> np.ndarray:

@@ -42,7 +42,7 @@ def parse_options(
     Raises:
         UserError: an option that is unknown, given twice, or whose value is of another type.
     """
-    parameters = {name: parameter for name, parameter in _parameters(maker).items() if name not in given}
+    parameters = {name: parameter for name, parameter in parameters_of(maker).items() if name not in given}
     values: dict[str, Any] = {}
     for option in options:
         name, separator, text = option.partition("=")
@@ -60,7 +60,7 @@ def parse_options(
 
 
 @functools.lru_cache(maxsize=512)
-def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Parameters with evaluated annotations; every episode makes its scaffold and its tools."""
     return inspect.signature(maker, eval_str=True).parameters
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+import contextlib
 import dataclasses
 
 from k2jax.agents.episode_key import EpisodeKey
@@ -14,6 +16,7 @@ from k2jax.agents.task import Task
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog, digest_of
 from k2jax.agents.verifier import Verifier
 from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.client import ChatEndpoint
 from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.trajectory import Reward, Trajectory
 
@@ -26,9 +29,22 @@ class Scorer:
         replayed: verdicts that came from the log.
     """
 
-    def __init__(self, pool: VerifierPool, log: VerdictLog | None = None, backend: SandboxBackend | None = None):
-        """Args: ``log`` is None where nothing resumes; ``backend`` serves verifiers that need a sandbox."""
-        self._pool, self.log, self._backend = pool, log, backend
+    def __init__(
+        self,
+        pool: VerifierPool,
+        log: VerdictLog | None = None,
+        backend: SandboxBackend | None = None,
+        model: Callable[[], ChatEndpoint] | None = None,
+    ):
+        """Scores by some verifiers.
+
+        Args:
+            pool: of function verifiers.
+            log: of verdicts; None where nothing resumes.
+            backend: for verifiers that need a sandbox.
+            model: opens the endpoint of verifiers that ask a model.
+        """
+        self._pool, self.log, self._backend, self._model = pool, log, backend, model
         self.replayed = 0
 
     async def judge(self, task: Task, trajectory: Trajectory) -> None:
@@ -89,6 +105,14 @@ class Scorer:
         raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
 
     async def _in_sandbox(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
-        spec = dataclasses.replace(verifier.spec, image=task.image)
-        async with await self._backend.open(spec) as sandbox:
+        if verifier.asks_model and self._model is None:
+            raise UserError(
+                f"the verifier {task.verifier!r} asks a model; set rl.critic.judge to endpoint, rl.critic.url and "
+                "rl.critic.model"
+            )
+        async with contextlib.AsyncExitStack() as opened:
+            if verifier.asks_model:
+                verifier.model = await opened.enter_async_context(self._model())
+            spec = dataclasses.replace(verifier.spec, image=task.image, limits=task.limits.of(verifier.spec.limits))
+            sandbox = await opened.enter_async_context(await self._backend.open(spec))
             return await verifier.score(task, trajectory, sandbox)

@@ -14,9 +14,6 @@ from k2jax.agents.errors import SubEpisodeError
 from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
 
-SPAWNED = "started"
-"""Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
-
 
 class SubEpisode(NamedTuple):
     """A sub-episode that is to be run.

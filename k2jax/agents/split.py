@@ -6,6 +6,8 @@ from typing import Literal
 import zlib
 
 Split = Literal["train", "test"]
+FileSplit = Literal["train", "test", "all"]
+"""Of tasks that are read rather than drawn; ``all`` is for evaluation, and shares prompts with the others."""
 HELD_OUT = 10
 """One of so many prompts is held out."""
 

@@ -8,24 +8,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from k2jax.agents.registry import components, environments, scaffolds, toolsets, verifiers
+from k2jax.agents.sandbox.task_limits import TaskLimits, chosen_limits
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.trajectory.budget import Budget
 
 if TYPE_CHECKING:
     from k2jax.config.schema import TaskConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """What an episode may use; None is no limit.
-
-    Attributes:
-        tokens: tokens that the model samples, over all turns.
-        steps: calls of the model.
-    """
-
-    tokens: int | None = None
-    steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +31,8 @@ class Task:
         tools: names of its toolsets.
         scaffold: name of what turns the task into calls of a model.
         budget: see Budget.
+        limits: see TaskLimits.
+        thinking: whether answers begin with reasoning, of models that reason.
         metadata: JSON values for the environment and the verifier, such as the right answer.
     """
 
@@ -54,7 +45,9 @@ class Task:
     image: str = ""
     tools: tuple[str, ...] = ()
     scaffold: str = "chat"
-    budget: Budget = Budget()
+    budget: Budget = Budget()  # noqa: RUF009
+    limits: TaskLimits = TaskLimits()  # noqa: RUF009
+    thinking: bool = True
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_choices(self, config: TaskConfig) -> Task:
@@ -67,17 +60,30 @@ class Task:
         """
         environment = config.environment or ("tools" if config.tools else "")
         names = {"tools": config.tools, "scaffold": config.scaffold, "verifier": config.verifier}
-        limits = {"steps": config.steps, "tokens": config.episode_tokens}
+        limits = {
+            "steps": config.steps,
+            "critical_steps": config.critical_steps,
+            "tokens": config.episode_tokens,
+            "prompt_tokens": config.episode_prompt_tokens,
+        }
         budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
         chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
-        task = dataclasses.replace(self, budget=budget, **chosen)
+        task_limits = dataclasses.replace(self.limits, **chosen_limits(config.limits))
+        task = dataclasses.replace(
+            self, budget=budget, limits=task_limits, thinking=self.thinking and config.thinking, **chosen
+        )
         for text in config.components:
             task = components.make(text, task=task)
         return task
 
     def to_json(self) -> str:
-        """The task as one line of JSON; ``from_json`` is the inverse."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, sort_keys=True, allow_nan=False)
+        """The task as one line of JSON, of its limits those that it sets; ``from_json`` is the inverse."""
+        values = dataclasses.asdict(self)
+        if not (limits := self.limits.set_limits()):
+            del values["limits"]
+        else:
+            values["limits"] = limits
+        return json.dumps(values, ensure_ascii=False, sort_keys=True, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Task:
@@ -88,7 +94,8 @@ class Task:
         """
         try:
             values = parse_bounded_json(line)
-            values["budget"] = Budget(**values.get("budget", {}))
+            values["budget"] = Budget.from_json(values.get("budget", {}))
+            values["limits"] = TaskLimits(**values.get("limits", {}))
             for key in ("instruction", "tools"):
                 values[key] = tuple(values.get(key, ()))
             task = cls(**values)
@@ -101,6 +108,7 @@ class Task:
 
 def check_choices(config: TaskConfig) -> None:
     """Raises UserError where a config's names or their options are unknown, so that a run stops before it begins."""
+    chosen_limits(config.limits)
     for text in config.tools:
         toolsets.make(text)
     if config.scaffold:
@@ -114,13 +122,14 @@ def _mistake(task: Task) -> str:
     """Which field of a task from JSON is of a wrong type; empty for none."""
     texts = ("id", "domain", "verifier", "environment", "image", "scaffold")
     wrong = [name for name in texts if not isinstance(getattr(task, name), str)]
-    limits = dataclasses.astuple(task.budget)
-    if not all(limit is None or (type(limit) is int and limit >= 0) for limit in limits):
-        wrong.append("budget")
+    if not all(type(limit) in (int, float) and 0 <= limit < float("inf") for limit in dataclasses.astuple(task.limits)):
+        wrong.append("limits")
     if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in task.instruction):
         wrong.append("instruction")
     if not all(isinstance(tool, str) for tool in task.tools):
         wrong.append("tools")
+    if not isinstance(task.thinking, bool):
+        wrong.append("thinking")
     if not isinstance(task.metadata, dict):
         wrong.append("metadata")
     return f"its {' and '.join(wrong)} cannot be read" if wrong else ""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from k2jax.agents.sandbox import Sandbox, SandboxSpec
 from k2jax.agents.task import Task
+from k2jax.client import ChatEndpoint
 from k2jax.trajectory import Reward, Trajectory
 
 FAILED = "failed"
@@ -21,9 +22,14 @@ class Verifier:
 
     Attributes:
         spec: of the sandbox, which has the task's image.
+        asks_model: whether ``score`` asks a model: the endpoint of ``rl.critic``, by text. What the agent wrote is data
+            to it, and may try to give it orders.
+        model: the endpoint, open while ``score`` runs, of a verifier that asks one.
     """
 
     spec = SandboxSpec()
+    asks_model = False
+    model: ChatEndpoint
 
     async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
         """The reward of an episode.
@@ -57,7 +63,8 @@ def judges_every_answer(control: Callable[[Task], str], worth: float | None = 1.
     verifier judge a control answer to the same task after a failure. Where that succeeds, the failed answer is to
     blame; where it does not, the machine or the task is, and the sample is masked.
 
-    The time limit of such a verifier is processor time, so that a busy machine is not taken for a slow answer.
+    The time limit of such a verifier is processor time, so that a busy machine is not taken for a slow answer; a
+    verifier that sleeps through six times as much has failed too.
 
     Example:
         >>> @judges_every_answer(lambda task: task.metadata["answer"])

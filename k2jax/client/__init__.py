@@ -1,12 +1,14 @@
 """What every user of a language model asks it for, whoever answers.
 
 ``Sampling`` goes in, ``Completion`` comes out, ``Client`` is the call between them. Two clients need no engine in the
-process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``k2jax.inference.client`` has those over an engine.
-This package imports numpy and no jax: processes that hold environments, gateways and judges import it.
+process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``ChatEndpoint`` asks any server for text alone.
+``k2jax.inference.client`` has those over an engine. This package imports numpy and no jax: processes that hold
+environments, gateways and judges import it.
 
-In reading order: ``types`` (all of that), ``scripted``, ``http``, ``keys`` (API keys of servers).
+In reading order: ``types`` (all of that), ``scripted``, ``http``, ``chat_endpoint``, ``keys`` (API keys of servers).
 """
 
+from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint
 from k2jax.client.http import HTTPClient, ServerFailedError
 from k2jax.client.scripted import ScriptedClient, cut_reply
 from k2jax.client.types import (
@@ -25,6 +27,8 @@ from k2jax.client.types import (
 __all__ = [
     "MAX_TOP_LOGPROBS",
     "UNKNOWN_VERSION",
+    "ChatAnswer",
+    "ChatEndpoint",
     "Client",
     "Completion",
     "HTTPClient",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 import json
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -22,21 +22,15 @@ from k2jax.client.types import (
 )
 from k2jax.errors import InfrastructureError, UserError
 
+_Read = TypeVar("_Read")
+
 
 class ServerFailedError(UserError, InfrastructureError):
     """A server does not answer, or not as it should: one line for a command, and a masked sample for a run."""
 
 
-class HTTPClient(Client):
-    """A client of an OpenAI-compatible server: ``/v1/completions`` with token ids and log-probabilities.
-
-    The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
-    ``python -m k2jax.serve`` and vLLM do: the stop tokens of the sampling end a completion, no others. A resumed
-    completion is sent as a longer prompt: its tokens continue with other random numbers than an engine's would.
-
-    Example:
-        >>> async with HTTPClient("http://localhost:8000", "k2") as client:
-        ...     completion = await client.generate(prompt_ids, Sampling(max_tokens=50))
+class Endpoint:
+    """Requests to an OpenAI-compatible server, sent again where that may help.
 
     Args:
         url: of the server, without ``/v1``.
@@ -45,7 +39,6 @@ class HTTPClient(Client):
         timeout: longest silence of the server [s].
         attempts: most times that a request is sent; connection errors, status 429 and 5xx are tried again.
         backoff: pause before the second attempt [s]; it doubles with every further one.
-        version: of the server's weights, where they are known not to change.
     """
 
     def __init__(
@@ -57,7 +50,6 @@ class HTTPClient(Client):
         timeout: float = 600.0,
         attempts: int = 5,
         backoff: float = 0.5,
-        version: int = UNKNOWN_VERSION,
     ):
         try:
             import httpx
@@ -67,14 +59,76 @@ class HTTPClient(Client):
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout)
         self._retried = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
         self._failed = httpx.HTTPError
-        self._url, self._model, self._attempts, self._backoff = url, model, attempts, backoff
-        self._version = version
+        self.url, self.model, self._attempts, self._backoff = url, model, attempts, backoff
 
-    async def __aenter__(self) -> HTTPClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._http.aclose()
+
+    async def send(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], Awaitable[_Read]],
+        is_reported: Callable[[], bool] = lambda: False,
+    ) -> _Read:
+        """Posts a request until it is answered.
+
+        Args:
+            path: below the URL.
+            body: JSON.
+            read: reads a response without an error.
+            is_reported: whether parts of the answer were handed on, which cannot be taken back.
+
+        Raises:
+            ServerFailedError: the server does not answer after all attempts.
+            PromptTooLongError: the request is longer than the model reads.
+            UserError: the server refuses the request.
+        """
+        failure = ""
+        for attempt in range(self._attempts):
+            if attempt:
+                await asyncio.sleep(self._backoff * 2 ** (attempt - 1))
+            try:
+                async with self._http.stream("POST", path, json=body) as response:
+                    if response.status_code < 400:
+                        return await read(response)
+                    raw = await response.aread()
+                    error = _error_of(raw)
+                    text = str(error["message"]) if "message" in error else raw[:200].decode(errors="replace")
+                    failure = f"status {response.status_code}: {' '.join(text.split())}"
+                    if response.status_code < 500 and response.status_code != 429:
+                        kind = PromptTooLongError if _is_too_long(error) else UserError
+                        raise kind(f"{self.url} refused the request with {failure}")
+            except self._failed as broken:
+                failure = f"{type(broken).__name__}: {broken}"
+                if is_reported() or not isinstance(broken, self._retried):
+                    raise ServerFailedError(f"{self.url} failed: {failure}") from broken
+        raise ServerFailedError(f"{self.url} failed {self._attempts} times, the last time with {failure}")
+
+
+class HTTPClient(Endpoint, Client):
+    """A client of an OpenAI-compatible server: ``/v1/completions`` with token ids and log-probabilities.
+
+    The server has to understand ``return_token_ids``, ``stop_token_ids`` and ``ignore_eos``, as
+    ``python -m k2jax.serve`` and vLLM do: the stop tokens of the sampling end a completion, no others. A resumed
+    completion is sent as a longer prompt: its tokens continue with other random numbers than an engine's would.
+
+    Example:
+        >>> async with HTTPClient("http://localhost:8000", "k2") as client:
+        ...     completion = await client.generate(prompt_ids, Sampling(max_tokens=50))
+
+    Args:
+        url, model: see ``Endpoint``.
+        version: of the server's weights, where they are known not to change.
+        options: of ``Endpoint``.
+    """
+
+    def __init__(self, url: str, model: str, *, version: int = UNKNOWN_VERSION, **options: Any):
+        super().__init__(url, model, **options)
+        self._version = version
 
     async def generate(
         self,
@@ -117,39 +171,28 @@ class HTTPClient(Client):
         body = self._body(list(map(int, ids)), Sampling(max_tokens=1, temperature=0.0), 0, stream=False)
         _, logprobs, _ = await self._with_retries(body | {"echo": True}, None)
         if np.isnan(logprobs[start : len(ids)]).any():
-            raise UserError(f"{self._url} does not score the tokens of an echoed prompt, which k2jax.serve and vLLM do")
+            raise UserError(f"{self.url} does not score the tokens of an echoed prompt, which k2jax.serve and vLLM do")
         return np.array(logprobs[start : len(ids)], np.float32)
 
     def _body(self, prompt: list[int], sampling: Sampling, resumed: int, stream: bool) -> dict[str, Any]:
-        body = {"model": self._model, "prompt": prompt, "max_tokens": sampling.max_tokens - resumed, "stream": stream}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": sampling.max_tokens - resumed, "stream": stream}
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
         body |= {name: getattr(sampling, name) for name in names} | {"logprobs": 0, "return_token_ids": True}
         # What ends a request is what its sampling says, as with an engine in the same process.
         return body | {"ignore_eos": True, "stop_token_ids": list(sampling.stop_tokens)}
 
     async def _with_retries(self, body: dict, on_token: OnToken | None) -> tuple[list[int], list[float], str]:
-        failure, echoed = "", body["prompt"] if body.get("echo") else []
-        for attempt in range(self._attempts):
-            if attempt:
-                await asyncio.sleep(self._backoff * 2 ** (attempt - 1))
-            tokens: list[int] = []
-            logprobs: list[float] = []
-            try:
-                async with self._http.stream("POST", "/v1/completions", json=body) as response:
-                    if response.status_code < 400:
-                        return tokens, logprobs, await self._read(response, tokens, logprobs, on_token, echoed)
-                    raw = await response.aread()
-                    error = _error_of(raw)
-                    text = str(error["message"]) if "message" in error else raw[:200].decode(errors="replace")
-                    failure = f"status {response.status_code}: {' '.join(text.split())}"
-                    if response.status_code < 500 and response.status_code != 429:
-                        kind = PromptTooLongError if _is_too_long(error) else UserError
-                        raise kind(f"{self._url} refused the request with {failure}")
-            except self._failed as broken:
-                failure = f"{type(broken).__name__}: {broken}"
-                if tokens or not isinstance(broken, self._retried):  # reported tokens cannot be taken back
-                    raise ServerFailedError(f"{self._url} failed: {failure}") from broken
-        raise ServerFailedError(f"{self._url} failed {self._attempts} times, the last time with {failure}")
+        echoed = body["prompt"] if body.get("echo") else []
+        tokens: list[int] = []
+        logprobs: list[float] = []
+
+        async def read(response: Any) -> str:
+            tokens.clear()
+            logprobs.clear()
+            return await self._read(response, tokens, logprobs, on_token, echoed)
+
+        finish = await self.send("/v1/completions", body, read, is_reported=lambda: bool(tokens))
+        return tokens, logprobs, finish
 
     async def _read(
         self, response: Any, tokens: list[int], logprobs: list[float], on_token: OnToken | None, echoed: list[int]
@@ -162,32 +205,33 @@ class HTTPClient(Client):
             ids = choice.get("token_ids", [] if scores == [] and on_token else None)
             ids = None if ids is None else [*echoed, *ids]
             if ids is None or len(ids) != len(scores):
-                raise UserError(f"{self._url} answered without the id and log-probability of every token")
+                raise UserError(f"{self.url} answered without the id and log-probability of every token")
             for token, logprob in zip(ids, scores, strict=True):
                 tokens.append(token)
                 logprobs.append(np.nan if logprob is None else logprob)
                 if on_token is not None and on_token(token, logprobs[-1]):
                     return "stop"
         if finish is None:
-            raise ServerFailedError(f"{self._url} ended its answer without a finish reason")
+            raise ServerFailedError(f"{self.url} ended its answer without a finish reason")
         return finish
 
     async def _choices(self, response: Any, stream: bool) -> AsyncIterator[dict[str, Any]]:
         """The choice of a whole answer, or of every chunk of a stream."""
         if not stream:
-            for choice in _choices_of(_decoded(await response.aread(), self._url), self._url)[:1]:
+            for choice in choices_of(decoded(await response.aread(), self.url), self.url)[:1]:
                 yield choice
             return
         async for line in response.aiter_lines():
             if line.startswith("data:") and line != "data: [DONE]":
-                chunk = _decoded(line.removeprefix("data:"), self._url)
+                chunk = decoded(line.removeprefix("data:"), self.url)
                 if "error" in chunk:
-                    raise ServerFailedError(f"{self._url} failed: {chunk['error'].get('message')}")
-                for choice in _choices_of(chunk, self._url):
+                    raise ServerFailedError(f"{self.url} failed: {chunk['error'].get('message')}")
+                for choice in choices_of(chunk, self.url):
                     yield choice
 
 
-def _decoded(raw: str | bytes, url: str) -> dict[str, Any]:
+def decoded(raw: str | bytes, url: str) -> dict[str, Any]:
+    """The object in a server's answer; raises ServerFailedError where there is none."""
     try:
         decoded = json.loads(raw)
     except ValueError:
@@ -197,7 +241,8 @@ def _decoded(raw: str | bytes, url: str) -> dict[str, Any]:
     return decoded
 
 
-def _choices_of(answer: dict[str, Any], url: str) -> list[dict[str, Any]]:
+def choices_of(answer: dict[str, Any], url: str) -> list[dict[str, Any]]:
+    """The choices of an answer; raises ServerFailedError where they are none."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise ServerFailedError(f"{url} answered without choices")

@@ -12,7 +12,8 @@ import numpy as np
 
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
-from k2jax.convert.hf_config import TEXT_PREFIX, write_config
+from k2jax.convert.hf_config import TEXT_PREFIX
+from k2jax.convert.hf_config_writing import write_config
 from k2jax.convert.image_limits import copy_limits
 from k2jax.convert.loading import Opened, open_pretrained, tokenizer_folder, tokenizer_of
 from k2jax.convert.mapping import Block, blocks, hf_shape, to_rows

@@ -6,17 +6,20 @@ every entry of the vocabulary, which takes seconds; its dequantisation is used h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+import operator
 from pathlib import Path
 import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LARGEST_ALIGNMENT, _MOST_AXES, _DEEPEST = 1 << 20, 4, 8
 _LENGTH = struct.Struct("<Q")
 _CHUNK_BYTES = 1 << 18
 """Quantised bytes that are dequantised at a time, so that the intermediate results stay in a processor's cache."""
@@ -73,8 +76,10 @@ def read_gguf(path: Path) -> GgufFile:
         UserError: it is no GGUF file of a known version, or it is cut off.
     """
     try:
+        if not path.is_file():
+            raise ValueError("there is no such regular file")
         return _read(path, np.memmap(path, np.uint8, "r"))
-    except (struct.error, UnicodeDecodeError, ValueError, KeyError, OverflowError) as error:
+    except (struct.error, ValueError, KeyError, OverflowError, OSError) as error:
         raise UserError(f"{path} is not a whole GGUF file of version 2 or 3 ({error}); fetch it again") from None
 
 
@@ -93,18 +98,43 @@ def _read(path: Path, mapped: np.ndarray) -> GgufFile:
         for _ in range(count)
     ]
     alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError(f"general.alignment is {abbreviate(alignment)}")
     start = -(-cursor.at // alignment) * alignment
-    return GgufFile(path, metadata, dict(_tensors(mapped[start:], places)))
+    return GgufFile(path, metadata, _tensors(mapped[start:], places, alignment))
 
 
-def _tensors(data: np.ndarray, places: list[tuple[str, tuple[int, ...], int, int]]) -> Iterator[tuple[str, GgufTensor]]:
+def _tensors(data: np.ndarray, places: list[tuple[str, tuple[int, ...], int, int]], step: int) -> dict[str, GgufTensor]:
+    """Tensors by name, whose places must be multiples of ``step``, lie in the file and not overlap."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    for name, shape, kind, offset in places:
+    tensors, end = {}, 0
+    for name, shape, kind, offset in sorted(places, key=operator.itemgetter(3)):
+        if not _is_readable(kind):
+            raise ValueError(f"{abbreviate(name)} is of the kind {kind}, which is not read")
+        if not 1 <= len(shape) <= _MOST_AXES or min(shape) < 1 or name in tensors:
+            raise ValueError(f"{abbreviate(name)} has the shape {abbreviate(shape)}, or is there twice")
         elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]  # of a block
-        width = shape[-1] // elements * size
-        rows = int(np.prod(shape[:-1], dtype=np.int64))
-        yield name, GgufTensor(shape, kind, data[offset : offset + rows * width].reshape(rows, width))
+        rows, width = math.prod(shape[:-1]), shape[-1] // elements * size
+        if shape[-1] % elements or offset % step or offset < end or offset + rows * width > len(data):
+            raise ValueError(f"{abbreviate(name)} is cut off, overlaps another tensor or does not divide into blocks")
+        end = offset + rows * width
+        tensors[name] = GgufTensor(shape, kind, data[offset:end].reshape(rows, width))
+    return tensors
+
+
+@functools.cache
+def _is_readable(kind: int) -> bool:
+    """Whether the gguf package dequantises a format of blocks."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if kind not in iter(GGMLQuantizationType):
+        return False
+    try:
+        _dequantized(np.zeros((1, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _dequantized(rows: np.ndarray, kind: int) -> np.ndarray:
@@ -149,15 +179,19 @@ class _Cursor:
         self.at = at
         return found
 
-    def value(self, kind: int) -> Any:
-        """The next value of a kind of GGUF."""
+    def value(self, kind: int, depth: int = 0) -> Any:
+        """The next value of a kind of GGUF; lists lie at most ``_DEEPEST`` deep in each other."""
         if kind == _STRING:
             return self.strings(1)[0]
         if kind != _ARRAY:
+            if kind not in _SCALARS:
+                raise ValueError(f"it has a value of the unknown kind {kind}")
             return self.scalar(_SCALARS[kind])
         inner, count = self.scalar("I"), self.scalar("Q")
         if inner in _SCALARS:
             return list(self.scalars(_SCALARS[inner], count))
         if inner == _STRING:
             return self.strings(count)
-        return [self.value(inner) for _ in range(count)]
+        if inner != _ARRAY or depth == _DEEPEST or count > len(self._buffer) - self.at:
+            raise ValueError(f"it has a list of the kind {inner}, or too many of them")
+        return [self.value(inner, depth + 1) for _ in range(count)]

@@ -1,26 +1,36 @@
-"""Converts Hugging Face's ``config.json`` to ModelConfig and back, in both dialects of rotary positions.
+"""Reads Hugging Face's ``config.json`` into a ModelConfig, in both dialects of rotary positions.
 
-Every value is read from the file. A value that this codebase would compute differently is refused by name.
+Every value is read from the file. A value that this codebase would compute differently is refused by name, and a key
+that the architecture does not have is named to the user.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import operator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from k2jax.config.replace import replace_keys
-from k2jax.config.schema import GQAConfig, Llama3RopeConfig, ModelConfig, VisionConfig, YarnConfig
-from k2jax.convert.vision_config import read_vision, write_vision
-from k2jax.errors import UserError
+from k2jax.config.schema import GQAConfig, ModelConfig, VisionConfig
+from k2jax.convert.hf_rope import read_rope
+from k2jax.convert.json_values import Values, read_json_object
+from k2jax.convert.vision_config import read_vision
+from k2jax.errors import UserError, abbreviate
 
 MLA_TYPES = ("deepseek_v3", "kimi_k2")
 DENSE_TYPES = ("llama", "qwen2", "qwen3")
 WRAPPED_TYPES = ("kimi_k25",)  # vision models: the decoder is text_config, its tensors begin with language_model.
 TEXT_PREFIX = "language_model."
-POSITIONS = 131072  # context length that an export states for a model without context extension; nothing depends on it
+_CLASSES = {
+    "deepseek_v3": ("DeepseekV3ForCausalLM",),
+    "kimi_k2": ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"),
+    "kimi_k25": ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+    "llama": ("LlamaForCausalLM",),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
+}
+"""Names in ``architectures`` by model_type; another one is another computation."""
 
 # The value of each key in a file that has it; another value means another architecture.
 _MLA_FIXED = {
@@ -32,10 +42,20 @@ _MLA_FIXED = {
     "rope_interleave": True,
 }
 _DENSE_FIXED = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
-
+_MLA_WITHOUT_EFFECT = ("head_dim", "qk_head_dim")  # transformers computes both from the other widths
+_DENSE_WITHOUT_EFFECT = ("sliding_window", "max_window_layers", "rope_interleaved", "is_llama_config")
+_WITHOUT_EFFECT = (
+    "transformers_version", "torch_dtype", "dtype", "use_cache", "pretraining_tp", "auto_map", "quantization_config",
+    "bos_token_id", "eos_token_id", "pad_token_id", "num_nextn_predict_layers",
+    "num_mtp_layers", "ep_size", "seq_aux", "aux_loss_alpha", "output_router_logits", "tokenizer_class",
+    "transformers.js_config", "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward",
+    "is_encoder_decoder", "id2label", "label2id", "problem_type", "unsloth_fixed", "unsloth_version",
+    "model_max_length",
+)  # fmt: skip
+"""Keys that change no logit: read elsewhere, or of training, of sampling and of the tools that wrote the file."""
 
 # Fields of ModelConfig and the keys that hold their values, in both directions.
-_COMMON_KEYS = {
+COMMON_KEYS = {
     "layers": "num_hidden_layers",
     "d_model": "hidden_size",
     "heads": "num_attention_heads",
@@ -43,7 +63,7 @@ _COMMON_KEYS = {
     "norm_eps": "rms_norm_eps",
     "vocab": "vocab_size",
 }
-_MLA_KEYS = {
+MLA_KEYS = {
     "dense_layers": "first_k_dense_replace",
     "mla.kv_lora_rank": "kv_lora_rank",
     "mla.qk_nope_dim": "qk_nope_head_dim",
@@ -57,6 +77,11 @@ _MLA_KEYS = {
     "moe.routed_scaling": "routed_scaling_factor",
     "moe.normalize_gates": "norm_topk_prob",
 }
+_LEAST = {"dense_layers": 0}
+_MOST = {"layers": 10_000, "dense_layers": 10_000, "heads": 1 << 16, "vocab": 1 << 27, "moe.experts": 1 << 17}
+_MOST_WIDTH = 1 << 24
+_MOST_EXPERTS_IN_ALL = 1 << 18
+"""Of all layers, whose tensors are listed one by one; Kimi K2 has 23,040."""
 
 
 class HuggingFaceConfig(NamedTuple):
@@ -66,11 +91,13 @@ class HuggingFaceConfig(NamedTuple):
         model: the architecture.
         quantization: its ``quantization_config``, or None.
         prefix: the prefix of the decoder's tensor names.
+        notes: lines for the user about values that have no effect.
     """
 
     model: ModelConfig
     quantization: dict | None
     prefix: str
+    notes: list[str]
 
 
 def read_config(folder: Path) -> HuggingFaceConfig:
@@ -80,214 +107,130 @@ def read_config(folder: Path) -> HuggingFaceConfig:
         UserError: it is missing or damaged, the architecture is unknown, or a value is not supported.
     """
     path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("not an object")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give a Hugging Face folder") from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}; fetch it again") from error
+    values = read_json_object(path)
     try:
         return _parse(values)
-    except KeyError as error:
-        raise UserError(f"{path} lacks {error.args[0]!r}") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} has a value of the wrong kind: {error}") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _parse(values: dict[str, Any]) -> HuggingFaceConfig:
-    kind, prefix, vision = values.get("model_type"), "", VisionConfig()
+def _parse(content: dict[str, Any]) -> HuggingFaceConfig:
+    whole, prefix, vision = Values(content), "", VisionConfig()
+    kind = _kind(whole, (*MLA_TYPES, *DENSE_TYPES, *WRAPPED_TYPES))
+    values, quantization = whole, whole.raw("quantization_config")
     if kind in WRAPPED_TYPES:
-        vision = read_vision(values)
-        values, prefix = values["text_config"], TEXT_PREFIX
-        kind = values.get("model_type")
-    if kind in MLA_TYPES:
-        model = _mla_model(values)
-    elif kind in DENSE_TYPES:
-        model = _dense_model(values, kind)
-    else:
-        known = ", ".join((*MLA_TYPES, *DENSE_TYPES, *WRAPPED_TYPES))
-        raise UserError(f"model_type {kind!r} is not supported; there are {known}")
-    model = dataclasses.replace(model, vision=vision)
-    return HuggingFaceConfig(model, values.get("quantization_config"), prefix)
-
-
-def _mla_model(values: dict[str, Any]) -> ModelConfig:
-    _check_fixed(values, _MLA_FIXED)
-    theta, yarn, llama3 = _rope(values)
-    if llama3.factor != 1.0:
+        vision, values, prefix = read_vision(content), whole.group("text_config"), TEXT_PREFIX
+        if values is None:
+            raise UserError("it lacks 'text_config'")
+        kind, quantization = _kind(values, (*MLA_TYPES, *DENSE_TYPES)), _one_of(whole, values, "quantization_config")
+    if quantization is not None and not isinstance(quantization, dict):
+        raise UserError(f"quantization_config must be an object, not {abbreviate(quantization)}")
+    tied = whole.flag("tie_word_embeddings", False)
+    rope = read_rope(values)
+    fields = _mla_fields(values) if kind in MLA_TYPES else _dense_fields(values, kind)
+    if kind in MLA_TYPES and rope.llama3.factor != 1.0:
         raise UserError("rope_type 'llama3' is not supported with MLA")
-    heads = int(values["num_attention_heads"])
-    if values.get("num_key_value_heads", heads) != heads:
+    fields |= {"rope_theta": rope.theta, "yarn": rope.yarn, "llama3_rope": rope.llama3}
+    fields |= {"tied_head": values.flag("tie_word_embeddings", tied)}
+    fields |= {"init_std": values.number("initializer_range", 0.0, 1.0, 0.02)}
+    model = dataclasses.replace(replace_keys(ModelConfig(), fields), vision=vision)
+    return HuggingFaceConfig(model, quantization, prefix, rope.notes + _unread(values))
+
+
+def _kind(values: Values, types: tuple[str, ...]) -> str:
+    """The model_type, which the names in ``architectures`` must agree with."""
+    kind = values.raw("model_type")
+    if kind not in types:
+        raise UserError(f"model_type {abbreviate(kind)} is not supported; there are {', '.join(types)}")
+    classes = values.raw("architectures")
+    names = classes if isinstance(classes, list) else [classes]
+    if classes and not any(name in _CLASSES[kind] for name in names):
+        raise UserError(f"architectures {abbreviate(classes)} is not that of model_type {kind!r}, {_CLASSES[kind][0]}")
+    return kind
+
+
+def _one_of(outer: Values, inner: Values, key: str) -> Any:
+    """A value that stands in the whole file or in its text_config, where both are not allowed to differ."""
+    values = [value for value in (outer.raw(key), inner.raw(key)) if value is not None]
+    if values[1:] and values[0] != values[1]:
+        raise UserError(f"{key} differs between the whole file and text_config; delete the wrong one")
+    return values[0] if values else None
+
+
+def _unread(values: Values) -> list[str]:
+    """A line about the keys that the architecture does not have."""
+    values.whole("max_position_embeddings", 1, 1 << 40, None)
+    values.without_effect(_WITHOUT_EFFECT)
+    keys = [key for key in values.unread() if values.peek(key) is not None]
+    keys = [key for key in keys if values.peek(key) or not key.endswith("dropout")]
+    return [f"config.json has keys that change nothing here: {', '.join(keys)}"] if keys else []
+
+
+def _mla_fields(values: Values) -> dict[str, Any]:
+    for key, supported in _MLA_FIXED.items():
+        values.fixed(key, supported)
+    fields = _read_fields(values, COMMON_KEYS | MLA_KEYS)
+    heads, experts, groups = fields["heads"], fields["moe.experts"], fields["moe.expert_groups"]
+    if (values.whole("num_key_value_heads", 1, _MOST["heads"], None) or heads) != heads:
         raise UserError("num_key_value_heads differs from num_attention_heads, which MLA does not have")
-    rank = values["q_lora_rank"]
-    fields = _read_fields(values, _COMMON_KEYS | _MLA_KEYS) | _optional_fields(values)
-    fields |= {"mla.q_lora_rank": None if rank is None else int(rank)}
-    fields |= {"moe.shared_experts": int(values["n_shared_experts"] or 0), "rope_theta": theta, "yarn": yarn}
-    return replace_keys(ModelConfig(), fields)
+    if fields["dense_layers"] > fields["layers"]:
+        raise UserError(f"first_k_dense_replace {fields['dense_layers']} is above num_hidden_layers {fields['layers']}")
+    if experts * fields["layers"] > _MOST_EXPERTS_IN_ALL:
+        raise UserError(f"n_routed_experts {experts} in {fields['layers']} layers are more than {_MOST_EXPERTS_IN_ALL}")
+    active_groups = fields["moe.active_groups"]
+    reachable = experts // groups * active_groups
+    if experts % groups or active_groups > groups or fields["moe.active_experts"] > reachable:
+        raise UserError(
+            f"num_experts_per_tok {fields['moe.active_experts']} cannot be chosen from topk_group {active_groups} of "
+            f"n_group {groups} groups of n_routed_experts {experts}"
+        )
+    _check_even("qk_rope_head_dim", fields["mla.qk_rope_dim"])
+    fields["mla.q_lora_rank"] = values.whole("q_lora_rank", 1, _MOST_WIDTH, None)
+    fields["moe.shared_experts"] = values.whole("n_shared_experts", 0, 1 << 10, None) or 0
+    values.without_effect(_MLA_WITHOUT_EFFECT)
+    return fields
 
 
-def _dense_model(values: dict[str, Any], kind: str) -> ModelConfig:
-    _check_fixed(values, _DENSE_FIXED | ({} if kind == "qwen2" else {"attention_bias": False}))
-    theta, yarn, llama3 = _rope(values)
-    fields = _read_fields(values, _COMMON_KEYS) | _optional_fields(values)
+def _dense_fields(values: Values, kind: str) -> dict[str, Any]:
+    for key, supported in _DENSE_FIXED.items():
+        values.fixed(key, supported)
+    if kind != "qwen2":  # which has biases on queries, keys and values, and no key for them
+        values.fixed("attention_bias", False)
+    layer_types = values.raw("layer_types") or []
+    if not isinstance(layer_types, list) or any(each != "full_attention" for each in layer_types):
+        raise UserError(f"layer_types {abbreviate(layer_types)} is not supported, only 'full_attention' is")
+    fields = _read_fields(values, COMMON_KEYS)
     heads, width = fields["heads"], fields["d_model"]
+    default = 128 if kind == "qwen3" else width // heads
     gqa = GQAConfig(
-        kv_heads=int(values.get("num_key_value_heads") or heads),
-        head_dim=int(values.get("head_dim") or width // heads),
+        kv_heads=values.whole("num_key_value_heads", 1, _MOST["heads"], None) or heads,
+        head_dim=values.whole("head_dim", 1, _MOST_WIDTH, None) or default,
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
     )
-    fields |= {"dense_layers": fields["layers"], "attention": "gqa", "gqa": gqa}
-    return replace_keys(ModelConfig(), fields | {"rope_theta": theta, "yarn": yarn, "llama3_rope": llama3})
+    if heads % gqa.kv_heads:
+        raise UserError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {gqa.kv_heads}")
+    _check_even("head_dim", gqa.head_dim)
+    values.without_effect(_DENSE_WITHOUT_EFFECT)
+    return fields | {"dense_layers": fields["layers"], "attention": "gqa", "gqa": gqa}
 
 
-def _read_fields(values: dict[str, Any], keys: dict[str, str]) -> dict[str, Any]:
+def _check_even(key: str, width: int) -> None:
+    if width < 2 or width % 2:
+        raise UserError(f"{key} {width} must be even: rotary positions turn pairs")
+
+
+def _read_fields(values: Values, keys: dict[str, str]) -> dict[str, Any]:
     """Values of fields of ModelConfig from the keys that hold them, in the types of the fields."""
-    defaults = ModelConfig()
-    return {field: type(operator.attrgetter(field)(defaults))(values[key]) for field, key in keys.items()}
-
-
-def _optional_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Fields whose keys may be missing."""
-    return {
-        "tied_head": bool(values.get("tie_word_embeddings", False)),
-        "init_std": float(values.get("initializer_range", 0.02)),
-    }
-
-
-def _check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
-    for key, wanted in fixed.items():
-        if values.get(key, wanted) != wanted:
-            raise UserError(f"{key} {values[key]!r} is not supported, only {wanted!r} is")
-
-
-def _rope(values: dict[str, Any]) -> tuple[float, YarnConfig, Llama3RopeConfig]:
-    """Rotary base and context extension, read from ``rope_theta`` and ``rope_scaling`` or from ``rope_parameters``."""
-    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    theta = float(scaling["rope_theta"] if "rope_theta" in scaling else values["rope_theta"])
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    yarn, llama3 = YarnConfig(), Llama3RopeConfig()
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError("partial_rotary_factor is not supported")
-    if kind == "yarn":
-        if scaling.get("attention_factor") is not None or scaling.get("truncate", True) is not True:
-            raise UserError("YaRN with attention_factor or without truncate is not supported")
-        yarn = YarnConfig(
-            factor=float(scaling["factor"]),
-            beta_fast=float(scaling.get("beta_fast") or 32.0),
-            beta_slow=float(scaling.get("beta_slow") or 1.0),
-            mscale=float(scaling.get("mscale") or 0.0),
-            mscale_all_dim=float(scaling.get("mscale_all_dim") or 0.0),
-            original_positions=int(
-                scaling.get("original_max_position_embeddings") or values["max_position_embeddings"]
-            ),
-        )
-    elif kind == "llama3":
-        llama3 = Llama3RopeConfig(
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_positions=int(scaling["original_max_position_embeddings"]),
-        )
-    elif kind != "default":
-        raise UserError(f"rope_type {kind!r} is not supported; default, yarn and llama3 are")
-    return theta, yarn, llama3
-
-
-def write_config(
-    model: ModelConfig, dtype: str, bos: int | None, eos: int | None, media: dict[str, int]
-) -> dict[str, Any]:
-    """Returns the values of a ``config.json`` with which transformers loads an export.
-
-    Args:
-        model: the architecture.
-        dtype: torch's name of the dtype of most weights.
-        bos: id that begins a document, if known.
-        eos: id that ends a document, if known.
-        media: ids of the tokens of images, by their keys, of a model with vision, if known.
-    """
-    common = {
-        "dtype": dtype,
-        **_written_fields(model, _COMMON_KEYS),
-        "hidden_act": "silu",
-        "initializer_range": model.init_std,
-        "tie_word_embeddings": model.tied_head,
-        "attention_bias": False,
-        "max_position_embeddings": _positions(model),
-        "rope_parameters": _rope_parameters(model),
-        "bos_token_id": bos,
-        "eos_token_id": eos,
-    }
-    values = _ATTENTION_VALUES[model.attention](model) | common
-    return write_vision(model, values, media) if model.vision.layers else values
-
-
-def _mla_values(model: ModelConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "num_key_value_heads": model.heads,
-        "q_lora_rank": model.mla.q_lora_rank,
-        **_written_fields(model, _MLA_KEYS),
-        "n_shared_experts": model.moe.shared_experts,
-        "moe_layer_freq": 1,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "num_nextn_predict_layers": 0,
-    }
-
-
-def _dense_values(model: ModelConfig) -> dict[str, Any]:
-    if model.dense_layers != model.layers or (model.gqa.qkv_bias and model.gqa.qk_norm):
-        raise UserError("no Hugging Face architecture mixes grouped-query attention with experts, or biases with norms")
-    kind, name = (
-        ("qwen2", "Qwen2") if model.gqa.qkv_bias else ("qwen3", "Qwen3") if model.gqa.qk_norm else ("llama", "Llama")
-    )
-    if kind == "qwen2" and model.gqa.head_dim * model.heads != model.d_model:
-        raise UserError("Hugging Face's qwen2 has no head_dim of its own; d_model must be heads x head_dim")
-    return {
-        "architectures": [f"{name}ForCausalLM"],
-        "model_type": kind,
-        "num_key_value_heads": model.gqa.kv_heads,
-        **({} if kind == "qwen2" else {"head_dim": model.gqa.head_dim}),
-    }
-
-
-def _written_fields(model: ModelConfig, keys: dict[str, str]) -> dict[str, Any]:
-    return {key: operator.attrgetter(field)(model) for field, key in keys.items()}
-
-
-_ATTENTION_VALUES = {"mla": _mla_values, "gqa": _dense_values}
-
-
-def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
-    values: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
-    if model.yarn.factor > 1.0:
-        values |= {
-            "rope_type": "yarn",
-            "factor": model.yarn.factor,
-            "beta_fast": model.yarn.beta_fast,
-            "beta_slow": model.yarn.beta_slow,
-            "original_max_position_embeddings": model.yarn.original_positions,
-        }
-        values |= {key: getattr(model.yarn, key) for key in ("mscale", "mscale_all_dim") if getattr(model.yarn, key)}
-    elif model.llama3_rope.factor > 1.0:
-        values |= {
-            "rope_type": "llama3",
-            "factor": model.llama3_rope.factor,
-            "low_freq_factor": model.llama3_rope.low_freq_factor,
-            "high_freq_factor": model.llama3_rope.high_freq_factor,
-            "original_max_position_embeddings": model.llama3_rope.original_positions,
-        }
-    return values
-
-
-def _positions(model: ModelConfig) -> int:
-    for extension in (model.yarn, model.llama3_rope):
-        if extension.factor > 1.0:
-            return int(extension.original_positions * extension.factor)
-    return POSITIONS
+    fields, defaults = {}, ModelConfig()
+    for field, key in keys.items():
+        kind = type(operator.attrgetter(field)(defaults))
+        if kind is bool:
+            fields[field] = values.flag(key)
+        elif kind is int:
+            fields[field] = values.whole(key, _LEAST.get(field, 1), _MOST.get(field, _MOST_WIDTH))
+        elif field == "norm_eps":
+            fields[field] = values.number(key, 0.0, 1.0, defaults.norm_eps)
+        else:
+            fields[field] = values.number(key, 1e-6, 1e6)
+    return fields

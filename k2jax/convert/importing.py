@@ -8,7 +8,7 @@ from rich import filesize
 
 from k2jax.checkpoint import checkpoint_step, read_meta, run_config
 from k2jax.checkpoint.streaming import ParamsWriter, StoredArray
-from k2jax.config.build import to_json
+from k2jax.config.build import resolve, to_json
 from k2jax.config.identity import fixed_keys
 from k2jax.config.schema import Config, OptimizerConfig
 from k2jax.convert.image_limits import copy_limits
@@ -18,7 +18,8 @@ from k2jax.convert.source import Source
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.report.transfer import transfer
-from k2jax.text.tokenizer import load_tokenizer
+from k2jax.text.chat import chat_format
+from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 
 UNFINISHED = "import"
 TOKENIZERS = ("tokenizer.json", "tiktoken.model")
@@ -41,20 +42,14 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     if (workdir / "config.json").exists() and not (workdir / UNFINISHED).exists():
         raise UserError(f"{workdir} holds a run already; name a new --workdir")
     source = open_source(folder)
-    for line in source.skipped:
+    for line in source.notes:
         print(line)
-    if source.origin.is_dir() and not any((source.origin / name).is_file() for name in TOKENIZERS):
-        print(
-            f"{source.origin} has no tokenizer ({' or '.join(TOKENIZERS)}); only the weights are imported: "
-            f"`python -m k2jax.convert tokenizer FILE --workdir={workdir}` adds one"
-        )
-        identity = {}
-    else:
-        tokenizer = tokenizer_of(folder)
-        tokenizer.save(workdir / "tokenizer")
-        identity = {"tokenizer": tokenizer.fingerprint}
     optimizer = OptimizerConfig(name="muon" if source.model.gqa.qk_norm else "muonclip")  # QK-Clip refuses QK-norm
-    config = Config(model=source.model, optimizer=optimizer)
+    config = resolve(Config(model=source.model, optimizer=optimizer))  # before anything is written
+    tokenizer = _tokenizer(source, folder, workdir)
+    if tokenizer:
+        tokenizer.save(workdir / "tokenizer")
+    identity = {"tokenizer": tokenizer.fingerprint} if tokenizer else {}
     writer = _begin(source, workdir, {"identity": identity, "config": fixed_keys(config)})
     write_atomic(workdir / "config.json", to_json(config))
     if source.model.vision.layers:
@@ -62,6 +57,32 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     _copy(source, writer)
     writer.commit(workdir)
     print(f"imported {filesize.decimal(source.size)} into {workdir}")
+
+
+def _tokenizer(source: Source, folder: str | Path, workdir: Path) -> Tokenizer | None:
+    """The folder's tokenizer, of which a line tells the chat format; None without one."""
+    if source.origin.is_dir() and not any((source.origin / name).is_file() for name in TOKENIZERS):
+        print(
+            f"{source.origin} has no tokenizer ({' or '.join(TOKENIZERS)}); only the weights are imported: "
+            f"`python -m k2jax.convert tokenizer FILE --workdir={workdir}` adds one"
+        )
+        return None
+    tokenizer = tokenizer_of(folder)
+    if tokenizer.vocab_size > source.model.vocab:
+        print(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model only {source.model.vocab:,}: a text with "
+            "one of the others is nothing that the model can read"
+        )
+    _print_chat_format(tokenizer)
+    return tokenizer
+
+
+def _print_chat_format(tokenizer: Tokenizer) -> None:
+    """Tells which format a vocabulary's special tokens choose, since another would be a wrong one without an error."""
+    try:
+        print(f"chat format: {type(chat_format(tokenizer)).__name__}")
+    except UserError as error:
+        print(f"no chat format: {error}")
 
 
 def give_tokenizer(file: str | Path, workdir: str | Path) -> None:
@@ -83,6 +104,7 @@ def give_tokenizer(file: str | Path, workdir: str | Path) -> None:
     if tokenizer.vocab_size > vocab:
         raise UserError(f"{file} has {tokenizer.vocab_size:,} tokens, the model only {vocab:,}; give the model's own")
     tokenizer.save(workdir / "tokenizer")
+    _print_chat_format(tokenizer)
     print(f"{workdir} has the tokenizer of {file} now")
 
 
@@ -100,7 +122,7 @@ def _copy(source: Source, writer: ParamsWriter) -> None:
             for block in blocks(spec):
                 key = f"{block.name}:{block.start}"
                 if key not in writer.done:
-                    rows = source.tensors[block.name].read(block.start, block.stop).astype(dtype)
+                    rows = source.read(block.name, block.start, block.stop).astype(dtype)
                     writer.write(name, block.index, to_region(spec, rows))
                     writer.mark(key)
                 advance((block.stop - block.start) * spec.size_of(spec.inputs) * dtype.itemsize)

@@ -256,7 +256,7 @@ def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.nd
         common = [_overlap(entry, bounds) for entry, bounds in zip(block.index, region, strict=True)]
         if None in common:
             return
-        rows = source.tensors[block.name].read(block.start, block.stop)
+        rows = source.read(block.name, block.start, block.stop)
         into, part = (tuple(pair[side] for pair in common) for side in (0, 1))
         kept = tuple(cut for cut, entry in zip(part, block.index, strict=True) if isinstance(entry, slice))
         array[into] = to_region(spec, rows)[kept]

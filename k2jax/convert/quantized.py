@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import ml_dtypes
 import numpy as np
 
+from k2jax.convert.finite import is_floating
 from k2jax.convert.tensors import StoredTensor
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FP8_SCALE = "_scale_inv"  # despite the name, values are multiplied by it
@@ -95,6 +96,8 @@ def logical_tensors(stored: Mapping[str, StoredTensor], quantization: dict[str, 
             continue  # read with the weight that it belongs to
         if name.endswith(PACKED):
             base = name.removesuffix(PACKED)
+            if base in stored:
+                raise UserError(f"{base} is stored twice, quantised and not; fetch the folder again")
             tensors[base] = _int4(base, tensor, stored)
         elif tensor.dtype == ml_dtypes.float8_e4m3fn:
             tensors[name] = _fp8(name, tensor, stored, block)
@@ -115,19 +118,34 @@ def _check_supported(quantization: dict[str, Any] | None) -> tuple[int, int] | N
     if not quantization:
         return None
     method = quantization.get("quant_method")
-    if method == "fp8" and len(quantization.get("weight_block_size") or ()) == 2:
-        rows, columns = quantization["weight_block_size"]
-        return int(rows), int(columns)
+    if method == "fp8" and (block := quantization.get("weight_block_size")):
+        if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
+            raise UserError(f"quantization_config: weight_block_size {abbreviate(block)} must be two sizes above 0")
+        return block[0], block[1]
     if method == "compressed-tensors":
-        for name, group in (quantization.get("config_groups") or {}).items():
-            weights = group.get("weights") or {}
-            given = {key: weights.get(key) for key in ("num_bits", "type", "symmetric", "group_size")}
-            if given != {"num_bits": 4, "type": "int", "symmetric": True, "group_size": GROUP}:
-                raise UserError(f"quantization_config: {name} is {given}; only symmetric INT4 in groups of 32 is read")
-            if (group.get("format") or quantization.get("format")) != "pack-quantized":
-                raise UserError(f"quantization_config: format {quantization.get('format')!r} is not pack-quantized")
+        _check_groups(quantization)
         return None
-    raise UserError(f"quantization_config: {method!r} is not supported; block-scaled fp8 and compressed-tensors are")
+    raise UserError(
+        f"quantization_config: {abbreviate(method)} is not supported; block-scaled fp8 and compressed-tensors are"
+    )
+
+
+def _check_groups(quantization: dict[str, Any]) -> None:
+    """Raises UserError unless every group of a compressed-tensors config is of the one kind that is read."""
+    groups = quantization.get("config_groups") or {}
+    if not isinstance(groups, dict):
+        raise UserError(f"quantization_config: config_groups {abbreviate(groups)} must be an object")
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        weights = weights if isinstance(weights, dict) else {}
+        scheme = {key: weights.get(key) for key in ("num_bits", "type", "symmetric", "group_size")}
+        if scheme != {"num_bits": 4, "type": "int", "symmetric": True, "group_size": GROUP}:
+            raise UserError(
+                f"quantization_config: {abbreviate(name)} is {abbreviate(scheme)}; only symmetric INT4 in groups of 32 "
+                "is read"
+            )
+        if (form := group.get("format") or quantization.get("format")) != "pack-quantized":
+            raise UserError(f"quantization_config: format {abbreviate(form)} is not pack-quantized")
 
 
 def _fp8(
@@ -138,9 +156,10 @@ def _fp8(
         missing = "the config has no weight_block_size" if block is None else f"{name + FP8_SCALE} is missing"
         raise UserError(f"{name} is float8, but {missing}")
     expected = tuple(-(-size // step) for size, step in zip(weight.shape, block, strict=False))
-    if len(weight.shape) != 2 or scale.shape != expected:
+    if len(weight.shape) != 2 or scale.shape != expected or not is_floating(scale.dtype):
         raise UserError(
-            f"{name + FP8_SCALE} has shape {scale.shape}; {weight.shape} in blocks of {block} needs {expected}"
+            f"{name + FP8_SCALE} has shape {scale.shape} of {scale.dtype.name}; {weight.shape} in blocks of {block} "
+            f"needs {expected} of floating-point numbers"
         )
     return Fp8Tensor(weight, scale, block)
 
@@ -149,9 +168,11 @@ def _int4(base: str, packed: StoredTensor, stored: Mapping[str, StoredTensor]) -
     lost = [base + part for part in (SCALE, SHAPE) if base + part not in stored]
     if lost:
         raise UserError(f"{base + PACKED} has no {lost[0]}")
-    shape = tuple(int(size) for size in stored[base + SHAPE].read())
-    scale = stored[base + SCALE]
-    fits = len(shape) == 2 and packed.shape == (shape[0], -(-shape[1] // 8))
+    scale, sizes = stored[base + SCALE], stored[base + SHAPE]
+    if sizes.shape != (2,) or sizes.dtype not in (np.int64, np.int32) or not is_floating(scale.dtype):
+        raise UserError(f"{base + SHAPE} must hold two whole numbers, and {base + SCALE} floating-point numbers")
+    shape = tuple(int(size) for size in sizes.read())
+    fits = min(shape) > 0 and packed.shape == (shape[0], -(-shape[1] // 8))
     if not fits or scale.shape != (shape[0], -(-shape[1] // GROUP)) or packed.dtype != np.int32:
         raise UserError(f"{base + PACKED} {packed.shape} and its scale {scale.shape} do not fit the shape {shape}")
     return Int4Tensor(packed, scale, shape)

@@ -11,18 +11,23 @@ from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import json
 import math
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from k2jax.errors import UserError
+from k2jax.convert.json_values import MOST_VALUES, read_json_object
+from k2jax.errors import UserError, abbreviate
 from k2jax.files.atomic import replacing
+from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.files.whole import foreign_content, open_regular
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER = 100_000_000  # bytes; the library's own limit
+MOST_AXES = 8  # of a tensor; the library has no limit, and weights have at most four
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -52,6 +57,11 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Reads rows ``start`` to ``stop`` (indices of the first axis; a scalar is one row) into a new array."""
         rows = self.shape[0] if self.shape else 1
@@ -76,57 +86,84 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         UserError: it is missing, truncated, or not a safetensors file.
     """
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 0 < length <= min(MAX_HEADER, size - 8):
-                raise UserError(f"{path} is truncated or not a safetensors file; fetch it again")
-            header = json.loads(file.read(length))
+        size, length, raw = _raw_header(path)
+        header = parse_bounded_json(raw, MOST_VALUES)
         header.pop("__metadata__", None)
         tensors = {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; fetch the missing shard") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} has a damaged header; fetch it again") from error
-    for name, tensor in tensors.items():
-        end = tensor.offset + math.prod(tensor.shape) * tensor.dtype.itemsize
-        if end > size:
-            raise UserError(f"{path} is truncated: {name} ends at byte {end:,} of {size:,}; fetch it again")
+    _check_places(path, tensors, 8 + length, size)
     return tensors
+
+
+def _raw_header(path: Path) -> tuple[int, int, bytes]:
+    """Size of a file, length of its header and the header."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        if size < 8 or not 0 < length <= min(MAX_HEADER, size - 8):
+            what = foreign_content(head + file.read(56)) or "is truncated or not a safetensors file; fetch it again"
+            raise UserError(f"{path} {what}")
+        return size, length, file.read(length)
 
 
 def _stored(path: Path, data: int, entry: dict) -> StoredTensor:
     if entry["dtype"] not in DTYPES:
-        raise UserError(f"{path} holds tensors of dtype {entry['dtype']}, which is not supported")
-    dtype, shape = DTYPES[entry["dtype"]], tuple(int(size) for size in entry["shape"])
-    begin, end = entry["data_offsets"]
-    if begin < 0 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+        raise UserError(f"{path} holds tensors of dtype {abbreviate(entry['dtype'])}, which is not supported")
+    dtype, shape, (begin, end) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)) or len(shape) > MOST_AXES:
+        raise ValueError("a size or an offset is no whole number")
+    if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError("offsets and shape disagree")
     return StoredTensor(path, dtype, shape, data + begin)
+
+
+def _check_places(path: Path, tensors: dict[str, StoredTensor], begin: int, size: int) -> None:
+    """Raises UserError unless the tensors fill a file one after the other, as the format demands."""
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].bytes)):
+        if tensor.offset != begin:
+            what = "overlaps the tensor before it" if tensor.offset < begin else "leaves a gap before it"
+            raise UserError(f"{path} has a damaged header: {name} {what}; fetch it again")
+        begin += tensor.bytes
+        if begin > size:
+            raise UserError(f"{path} is truncated: {name} ends at byte {begin:,} of {size:,}; fetch it again")
+    if begin < size:
+        raise UserError(f"{path} has {size - begin:,} bytes behind its last tensor; fetch it again")
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
     """Lists the tensors of a Hugging Face folder: of the files that its index names, or of ``model.safetensors``.
 
     Raises:
-        UserError: no weights, a missing or truncated shard, an index that does not fit the shards.
+        UserError: no weights, weights twice, a missing or truncated shard, an index that does not fit the shards.
     """
     index = folder / INDEX
-    if not index.is_file():
-        if not (folder / SINGLE).is_file():
+    if not (index.exists() or index.is_symlink()):
+        if not (folder / SINGLE).exists():
             raise UserError(f"{folder} holds neither {SINGLE} nor {INDEX}; give a Hugging Face folder of safetensors")
         return read_header(folder / SINGLE)
-    try:
-        shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted(set(shard_of.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is damaged; fetch it again") from error
+    shard_of = read_json_object(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of or not all(isinstance(name, str) for name in shard_of.values()):
+        raise UserError(f"{index} is damaged: its weight_map names no files of tensors; fetch it again")
+    shards = sorted(set(shard_of.values()))
+    for shard in shards:
+        if (
+            Path(shard).name != shard or shard in ("", "..") or "\0" in shard
+        ):  # a downloaded index must not point outside its folder
+            raise UserError(f"{index} names the shard {abbreviate(shard)}, which is not a file of its folder")
+    if SINGLE not in shards and (folder / SINGLE).exists():
+        raise UserError(f"{folder} holds {SINGLE} beside the files that {INDEX} names; delete what is not the model")
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
-        if Path(shard).name != shard:  # a downloaded index must not point outside its folder
-            raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
         header = read_header(folder / shard)
-        tensors |= {name: tensor for name, tensor in header.items() if shard_of.get(name) == shard}
+        if stray := sorted(name for name in header if shard_of.get(name) != shard):
+            raise UserError(
+                f"{folder / shard} holds {abbreviate(stray[0])}, which {INDEX} does not say; fetch both again"
+            )
+        tensors |= header
     lost = sorted(shard_of.keys() - tensors.keys())
     if lost:
         raise UserError(f"{shard_of[lost[0]]} lacks {lost[0]}" + (f" and {len(lost) - 1} more" if lost[1:] else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from k2jax.config.schema import ModelConfig, VisionConfig
+from k2jax.convert.json_values import Values
 from k2jax.errors import UserError
 
 _FIXED = {
@@ -17,42 +18,45 @@ _FIXED = {
     "hidden_act": "gelu_pytorch_tanh",
 }
 """The value of each key in a file that has it; another value means another architecture."""
+_PROJECTOR = ("projection_hidden_size", "projection_layer_norm_eps")
+_MOST_WIDTH, _MOST_PLACES = 1 << 24, 1 << 12
 
 
-def read_vision(values: dict[str, Any]) -> VisionConfig:
+def read_vision(content: dict[str, Any]) -> VisionConfig:
     """Reads the tower and the projector.
 
     Args:
-        values: a whole ``config.json``; without ``vision_config`` the model has no vision.
+        content: a whole ``config.json``; without ``vision_config`` the model has no vision.
 
     Raises:
-        UserError: a value is not supported.
-        KeyError: a key is missing.
+        UserError: a value is missing, out of range or not supported.
     """
-    if not (given := values.get("vision_config")):
+    values = Values(content)
+    tower = values.group("vision_config")
+    if tower is None:
         return VisionConfig()
-    for key, wanted in _FIXED.items():
-        if _plain(given.get(key, wanted)) != wanted:
-            raise UserError(f"{key} {given[key]!r} of vision_config is not supported, only {wanted!r} is")
-    published = "vt_hidden_size" in given
-    side, other = (given[("init_" if published else "") + f"pos_emb_{axis}"] for axis in ("height", "width"))
-    key = "vt_" if published else ""
-    width = int(given[key + "hidden_size"])
-    projected = given.get("mm_hidden_size", width) if published else values.get("projection_hidden_size", width)
-    if side != other or projected != width:
+    for key, supported in _FIXED.items():
+        tower.fixed(key, supported)
+    published = tower.raw("vt_hidden_size") is not None
+    key, grid = ("vt_", "init_pos_emb_") if published else ("", "pos_emb_")
+    side, other = (tower.whole(f"{grid}{axis}", 1, _MOST_PLACES) for axis in ("height", "width"))
+    width = tower.whole(key + "hidden_size", 1, _MOST_WIDTH)
+    outer, name, eps = (tower, "mm_hidden_size", "projector_ln_eps") if published else (values, *_PROJECTOR)
+    if side != other or outer.whole(name, 1, _MOST_WIDTH, width) != width:
         raise UserError("a grid of positions that is not square, or a projector of another width, is not supported")
-    eps = given.get("projector_ln_eps", 1e-5) if published else values.get("projection_layer_norm_eps", 1e-5)
-    rope = given.get("rope_parameters") or {}
+    heads, rope = tower.whole(key + "num_attention_heads", 1, 1 << 16), tower.group("rope_parameters") or Values({})
+    if width % (4 * heads):
+        raise UserError(f"{key}hidden_size {width} does not divide into {heads} heads of a multiple of 4")
     return VisionConfig(
-        layers=int(given[key + "num_hidden_layers"]),
+        layers=tower.whole(key + "num_hidden_layers", 1, 10_000),
         width=width,
-        heads=int(given[key + "num_attention_heads"]),
-        ffn=int(given[key + "intermediate_size"]),
-        patch=int(given["patch_size"]),
-        grid=int(side),
-        frames=int(given[("init_" if published else "") + "pos_emb_time"]),
-        rope_theta=float(rope.get("rope_theta", 10000.0)),
-        projector_eps=float(eps),
+        heads=heads,
+        ffn=tower.whole(key + "intermediate_size", 1, _MOST_WIDTH),
+        patch=tower.whole("patch_size", 1, _MOST_PLACES),
+        grid=side,
+        frames=tower.whole(f"{grid}time", 1, _MOST_PLACES),
+        rope_theta=rope.number("rope_theta", 1.0, 1e15, 10000.0),
+        projector_eps=outer.number(eps, 0.0, 1.0, 1e-5),
     )
 
 
@@ -89,7 +93,3 @@ def write_vision(model: ModelConfig, text: dict[str, Any], media: dict[str, int]
             "rope_parameters": {"rope_type": "axial", "rope_theta": vision.rope_theta},
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

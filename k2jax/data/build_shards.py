@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 from pathlib import Path
@@ -15,11 +15,19 @@ from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
 from k2jax.data.shards import Shards, open_shards
-from k2jax.data.sources import CorruptRecords, at_least_one, describe, documents, refuse_skipped
+from k2jax.data.sources import (
+    CorruptRecords,
+    at_least_one,
+    describe,
+    documents,
+    log_left_out,
+    refuse_skipped,
+    report_unread,
+)
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
 from k2jax.data.token_rows import tokenised_rows
-from k2jax.data.tokenised import Reader, tokenised_texts
+from k2jax.data.tokenised import Reader, Tokenised, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
@@ -59,12 +67,13 @@ def prepare_shards(
         "format": FORMAT,
         "source": describe(name, source),
         "held_out": config.held_out,
-        "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
+        "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
     }
     if marked:
         described["chat"] = [CHAT_FORMAT, config.chat_format, config.sequence_length]
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, job.log)
+    log_left_out(name, source, log)
 
     def build(folder: Path) -> None:
         _build_folder(folder, job, report, threshold)
@@ -77,11 +86,16 @@ def prepare_shards(
 def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
     """What reads the source, by its kind."""
     source = config.sources[name]
-    if source.kind not in CONVERSATIONS:
-        return lambda report: tokenised_texts(name, documents(name, source, report), tokenizer)
-    tokenised = {"chat": tokenised_chats, "token_rows": tokenised_rows}.get(source.kind, tokenised_trajectories)
-    read = functools.partial(tokenised, name, config, tokenizer)
-    return lambda report: at_least_one(name, source, read(report), report, "conversations")
+    kinds = {"chat": tokenised_chats, "token_rows": tokenised_rows}
+    chats = functools.partial(kinds.get(source.kind, tokenised_trajectories), name, config)
+
+    def read(report: CorruptRecords) -> Iterator[Tokenised]:
+        report_unread(name, source, report)
+        if source.kind in CONVERSATIONS:
+            return at_least_one(name, source, chats(tokenizer, report), report, "conversations")
+        return tokenised_texts(name, documents(name, source, report), tokenizer)
+
+    return read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +183,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": dtype,
         "splits": splits,
-        "skipped": {"count": report.count, "first": report.shown},
-        "unread_fields": report.unread,
+        **report.manifest,
         "files": files,
     }
     if job.marked:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 import functools
-import hashlib
-import math
 import os
 from typing import TYPE_CHECKING
 
@@ -15,19 +13,17 @@ import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.schema import SourceConfig
-from k2jax.data.packing import bits_per_byte
+from k2jax.data.filled_mixture import FilledMixture
+from k2jax.data.packing import bits_per_byte, shuffle_seed
 from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
 from k2jax.errors import UserError
 from k2jax.mixture_plan import MixturePlan
 
 if TYPE_CHECKING:
-    from k2jax.data.conversation_rows import ConversationRows
+    from k2jax.data.filled_mixture import SplitRows
     from k2jax.data.images.batches import ImageBatches
-    from k2jax.data.images.image_rows import PlannedRow, VisualRows
-    from k2jax.data.packing import RowSource
-
-    SplitRows = RowSource | ConversationRows | VisualRows  # by the source's kind
+    from k2jax.data.images.image_rows import PlannedRow
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
@@ -76,13 +72,10 @@ class DataLoader:
         self._length, self._workers = next(iter(rows.values())).length, workers
         self._own = frozenset(self._local_rows)
         self._has_images = [_shows_images(rows[name]) for name in self._names]
+        mixture = FilledMixture(rows, sources, vision_share, batch_size=batch_size, steps=steps, seed=seed)
+        self._filled, rows = mixture.filled, mixture.rows
         self._source_rows = [len(rows[name]) for name in self._names]
-        limits = [_limit(sources[name].max_epochs, len(rows[name])) for name in self._names]
-        weights = [sources[name].weight for name in self._names]
-        if vision_share:
-            means = [rows[name].tokens / len(rows[name]) for name in self._names]
-            weights = vision_share.weighting(self._names, weights, means, batch_size=batch_size, steps=steps)
-        self._plan = _RowSelection(weights, limits)
+        self._plan = _RowSelection(mixture.weighting, mixture.limits)
         if self._plan.rows is not None and self._plan.rows // batch_size < steps:
             which = "every source with images, or every other, has" if vision_share else "every source has"
             raise UserError(
@@ -92,7 +85,7 @@ class DataLoader:
         if images:
             self._check_patch_rows(images.shape.rows)
         shuffled = [
-            grain.MapDataset.source(rows[name]).shuffle(seed=_shuffle_seed(seed, name)).repeat() for name in self._names
+            grain.MapDataset.source(rows[name]).shuffle(seed=shuffle_seed(seed, name)).repeat() for name in self._names
         ]
         self._rows = grain.MapDataset.select_from_datasets(shuffled, self._plan)
 
@@ -108,6 +101,11 @@ class DataLoader:
                 f"set config.data.images.rows to {seen.max() / self._batch_size:.3g} or more"
             )
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether text fills rows with images."""
+        return bool(self._filled)
+
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
         start = step * self._batch_size
@@ -117,8 +115,11 @@ class DataLoader:
             """A row of the batch; one of text that another process reads is not packed here."""
             if row >= self._batch_size:
                 return padding
-            other = row not in self._own and not self._has_images[self._plan[start + row][0]]
-            return padding if other else self._rows[start + row]
+            source, draw = self._plan[start + row]
+            if not self._has_images[source]:
+                return self._rows[start + row] if row in self._own else padding
+            filled = self._filled.get(self._names[source])
+            return filled.row(draw) if filled else self._rows[start + row]
 
         if self._images is None:
             return stack_rows([row_of(row) for row in self._local_rows])
@@ -276,12 +277,3 @@ class HeldOut:
 def _shows_images(rows: SplitRows) -> bool:
     """Whether rows have images: only those of text say how their documents begin."""
     return not hasattr(rows, "beginning")
-
-
-def _limit(max_epochs: float, rows: int) -> int | None:
-    return max(1, math.floor(max_epochs * rows)) if max_epochs else None
-
-
-def _shuffle_seed(seed: int, name: str) -> int:
-    """Seed of a source's shuffles, a hash: grain adds the epoch, so consecutive seeds would share their shuffles."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "little")

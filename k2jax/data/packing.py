@@ -6,6 +6,8 @@ there begins, in the next row, with its previous token as context.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row
@@ -44,12 +46,19 @@ class RowSource:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
+        return pack_row(self.documents(*self.span(index)), self.length)
+
+    def span(self, index: int) -> tuple[int, int]:
+        """The stretch of the stream that row ``index`` covers."""
         start = index * (self.length - 1)
-        stop = min(start + self.length, self.stream.tokens)
+        return start, min(start + self.length, self.stream.tokens)
+
+    def documents(self, start: int, stop: int) -> list[np.ndarray]:
+        """The documents and fragments of documents in a stretch of the stream."""
         tokens, offsets = self.stream.read(start, stop), self.stream.offsets
         first = np.searchsorted(offsets, start, side="right")  # the first document that begins after ``start``
         last = np.searchsorted(offsets, stop, side="left")
-        return pack_row(np.split(tokens, offsets[first:last] - start), self.length)
+        return np.split(tokens, offsets[first:last] - start)
 
     def beginning(self, number: int, tokens: int) -> np.ndarray:
         """The first tokens of document ``number``, beginning-of-document token included, at most ``tokens``."""
@@ -70,3 +79,8 @@ def bits_per_byte(nll: float, targets: int, split_targets: int, split_bytes: int
         split_bytes: UTF-8 bytes of the split's documents.
     """
     return float(nll / np.log(2) / (split_bytes * (targets / split_targets)))
+
+
+def shuffle_seed(seed: int, name: str) -> int:
+    """Seed of a source's shuffles, a hash: grain adds the epoch, so consecutive seeds would share their shuffles."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "little")

@@ -6,31 +6,21 @@ The order depends on the files alone. An unusable record is reported with its fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-import glob
 import itertools
-import os
 from pathlib import Path
-import sysconfig
 from typing import Any, TypeVar
 
 from k2jax.config.schema import OnCorrupt, SourceConfig
+from k2jax.data.source_files import source_files
 from k2jax.errors import UserError
 from k2jax.files import readers as records
 
 Item = TypeVar("Item")
-NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 LINES_SHOWN = 10
 FIELD_NAME = 80  # characters of a field's name that a report repeats
-SUFFIXES = {
-    "jsonl": (".jsonl",),
-    "parquet": (".parquet",),
-    "chat": (".jsonl",),
-    "token_rows": (".jsonl",),
-    "image_chat": (".jsonl", ".parquet", ".tar"),
-    "trajectories": (".k2t",),
-    "image_trajectories": (".k2t",),
-}
-"""Ends of the names of a folder's files that a kind of source reads."""
+_NO_FILES = ("synthetic_images", "huggingface")
+READING = 2
+"""Number of the way in which files are listed and read, raised when the same files give other records."""
 
 
 class CorruptRecords:
@@ -39,21 +29,29 @@ class CorruptRecords:
     Attributes:
         count: number of records reported so far.
         shown: location and reason of the first hundred, one line each.
-        unread: names of the fields that usable records have and nobody reads, with the number of records.
+        left_out: number of files that are of no kind that the source reads, by the end of their names.
+        unread_fields: names of the fields that usable records have and nobody reads, with the number of records.
     """
 
     def __init__(self, on_corrupt: OnCorrupt = "skip", log: Callable[[str], None] | None = None):
         """Starts without records; ``on_corrupt`` is ``skip`` or ``fail``, and ``log`` receives the first lines."""
         self.count, self.shown = 0, []
-        self.unread: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
+        self.unread_fields: dict[str, int] = {}
         self._fail, self._log = on_corrupt == "fail", log or (lambda line: None)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What a manifest says of records, fields and files that were not read."""
+        skipped = {"count": self.count, "first": self.shown}
+        return {"skipped": skipped, "unread_fields": self.unread_fields, "left_out": self.left_out}
 
     def count_unread(self, names: Iterable[str]) -> None:
         """Counts the fields of a usable record that nobody reads, of at most a hundred names."""
         for name in names:
             name = name if len(name) <= FIELD_NAME else f"{name[: FIELD_NAME - 3]}..."
-            if name in self.unread or len(self.unread) < 100:
-                self.unread[name] = self.unread.get(name, 0) + 1
+            if name in self.unread_fields or len(self.unread_fields) < 100:
+                self.unread_fields[name] = self.unread_fields.get(name, 0) + 1
 
     def __call__(self, where: str, why: str) -> None:
         """Reports an unusable record.
@@ -142,46 +140,37 @@ def describe(name: str, source: SourceConfig) -> dict:
         settings |= {"path": source.path, "subset": source.subset, "split": source.split}
         if not Path(source.path).exists():
             return settings
-    stats = [(str(path), path.stat()) for path in files(name, source)]
+    found = source_files(name, source)
+    stats = [(str(path), path.stat()) for path in found.paths]
+    settings |= {"reading": READING, "unreadable": [list(line) for line in found.unreadable]}
     return settings | {"files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
 
 def files(name: str, source: SourceConfig) -> list[Path]:
-    """Lists the files of a source, sorted by path.
+    """The files of a source that are read, sorted by path; see ``source_files``."""
+    return source_files(name, source).paths
+
+
+def report_unread(name: str, source: SourceConfig, report: CorruptRecords) -> None:
+    """Says what a source's folder holds and nobody reads: dead links are corrupt records, other files are counted.
+
+    Args:
+        name: of the source.
+        source: where it is.
+        report: receives the records, and keeps the counts for the manifest.
 
     Raises:
-        UserError: if there are no files.
+        UserError: the source is missing; or a record is corrupt, which ``report`` refuses.
     """
-    if source.kind == "stdlib":
-        return _stdlib_files()
-    if not source.path:
-        raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
-    path = Path(source.path).expanduser()
-    suffixes = SUFFIXES.get(source.kind, ("",))
-    if path.is_dir():
-        found = itertools.chain.from_iterable(path.rglob(f"*{suffix}") for suffix in suffixes)
-        paths = [p for p in found if not _is_hidden(p.relative_to(path))]
-    elif path.exists():
-        paths = [path]
-    else:
-        paths = [Path(p) for p in glob.glob(str(path), recursive=True)]
-    paths = sorted((Path(os.path.abspath(p)) for p in paths if p.is_file()), key=Path.as_posix)
-    if not paths:
-        kinds = ", ".join(f"*{suffix}" for suffix in suffixes if suffix)
-        why = (
-            f"holds no {f'{kinds} ' if kinds else ''}files" if path.is_dir() else "does not exist and matches no files"
-        )
-        raise UserError(f"source {name!r}: {path} {why}")
-    return paths
+    if source.kind in _NO_FILES:
+        return
+    found = source_files(name, source)
+    report.left_out = found.left_out
+    for where, why in found.unreadable:
+        report(where, why)
 
 
-def _stdlib_files() -> list[Path]:
-    paths = []
-    for folder, subfolders, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        subfolders[:] = [name for name in subfolders if name not in NOT_LIBRARY]
-        paths += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted((path for path in paths if path.is_file()), key=Path.as_posix)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def log_left_out(name: str, source: SourceConfig, log: Callable[[str], None] | None) -> None:
+    """Logs a line about the files of a source's folder that are not read, if there are any."""
+    if log and source.kind not in _NO_FILES and (line := source_files(name, source).summary(name)):
+        log(line)

@@ -22,10 +22,10 @@ from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from k2jax.data.filled_mixture import SplitRows
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.corpus import VisualCorpus
     from k2jax.data.images.placement import PatchRows
-    from k2jax.data.loader import SplitRows
 
 
 class ImageShape(NamedTuple):
@@ -118,7 +118,7 @@ def prepare_data(
         images=batches,
     )
     manifests = {name: source.manifest for name, source in shards.items()}
-    return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards))
+    return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards, loader.is_filled))
 
 
 def _prepare_source(
@@ -154,8 +154,9 @@ def _image_batches(images: ImageShape | None) -> ImageBatches | None:
     return ImageBatches(images.rows, images.vision, images.local_rows)
 
 
-def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus]) -> str:
+def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus], filled: bool) -> str:
     """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed."""
     contents = {name: source.contents for name, source in shards.items()}
     parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents]
+    parts += ["filled"] * filled  # a run whose rows were of one source each is not continued in these
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 import re
 
 import numpy as np
 
 from k2jax.drawings.canvas import VisualSample
-from k2jax.tasks.pictures.verifier import (
-    MalformedAnswerError,
-    box_f1,
-    click_inside,
-    point_f1,
-    polygon_iou,
-    read_click,
-    text_similarity,
-)
+from k2jax.tasks.pictures.measures import box_f1, click_inside, point_f1, polygon_iou, text_similarity
+from k2jax.tasks.pictures.verifier import MalformedAnswerError, read_click
 
 
 def score_answer(sample: VisualSample, answer: str) -> float:
@@ -45,12 +38,11 @@ def _boxes(sample: VisualSample, answer: str) -> float:
 
 
 def _points(sample: VisualSample, answer: str) -> float:
-    return point_f1(np.array(sample.label["points"], float), _of_numbers(answer, 2))
+    return point_f1(np.array(sample.label["points"], float), _of_numbers(answer, 2), size=sample.image.size)
 
 
 def _outline(sample: VisualSample, answer: str) -> float:
-    polygons = [np.reshape(shape, (-1, 2)) for shape in _shapes(answer) if len(shape) >= 6 and len(shape) % 2 == 0]
-    return polygon_iou(np.reshape(sample.label["polygons"][0], (-1, 2)), polygons[0]) if len(polygons) == 1 else 0.0
+    return polygon_iou(_rings(sample.label["polygons"]), _rings(_shapes(answer)))
 
 
 def _click(sample: VisualSample, answer: str) -> float:
@@ -63,6 +55,11 @@ def _click(sample: VisualSample, answer: str) -> float:
 def _of_numbers(answer: str, numbers: int) -> np.ndarray:
     """Shapes of ``numbers`` numbers in an answer, float ``[n, numbers]``."""
     return np.array([shape for shape in _shapes(answer) if len(shape) == numbers], float).reshape(-1, numbers)
+
+
+def _rings(rings: Iterable[Sequence[float]]) -> list[np.ndarray]:
+    """Rings ``[n, 2]`` of three corners or more, of lists of coordinates."""
+    return [np.reshape(ring, (-1, 2)).astype(float) for ring in rings if len(ring) >= 6 and len(ring) % 2 == 0]
 
 
 def _shapes(answer: str) -> list[list[int]]:

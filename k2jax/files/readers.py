@@ -10,17 +10,25 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from k2jax.errors import UserError
+from k2jax.files.content import lines_of_file, text_of_file
+from k2jax.files.parquet_pages import page_sizes
 
 Report = Callable[[str, str], None]
 """Receives the location of an unusable record and the reason."""
 Documents = Iterator[tuple[str, str]]
 ROWS_PER_READ = 256
+IN_ONE_PIECE = "one JSON value over many lines, not one object a line: convert it with jq -c '.[]' FILE > FILE.jsonl"
+LARGEST_RECORD = 64 << 20
+"""Bytes of a line of JSON, and of a cell of a Parquet file. A larger one is a corrupt record."""
+_MOST_COMPRESSED = 100
+"""How much larger than in the file a page of Parquet may be beyond ``LARGEST_RECORD``: writers put a thousand cells
+into one, images as well, and those are no smaller in the file. A few kilobytes could become a page of gigabytes."""
 
 
 def whole_file(path: Path, field: str, report: Report) -> Documents:
     """Reads a text file as one document; ``field`` is not used."""
     try:
-        content = path.read_bytes()
+        content = text_of_file(path)
         yield str(path), content.decode()
     except OSError as error:
         report(str(path), f"cannot be read: {error.strerror}")
@@ -56,17 +64,30 @@ class JsonLine(NamedTuple):
 
 
 def lines_of_json(path: Path) -> Iterator[JsonLine]:
-    """Reads lines, those included that are no JSON."""
+    """Reads lines, those included that are no JSON; a file may be compressed, and bytes count what it grows to.
+
+    A file that is one JSON value over many lines is reported once, instead of each of its lines.
+    """
     try:
-        with path.open("rb") as file:
-            offset = 0
-            for number, line in enumerate(file, start=1):
-                where, offset = f"{path}, line {number}, byte {offset}", offset + len(line)
-                if line.strip():
-                    value, why = _from_json(line)
-                    yield JsonLine(f"{path}:{number}", where, value, len(line), why)
+        offset = 0
+        for number, (line, length) in enumerate(lines_of_file(path, LARGEST_RECORD), start=1):
+            where, offset = f"{path}, line {number}, byte {offset}", offset + length
+            if number == 1 and line.strip() in (b"[", b"{"):
+                yield JsonLine(f"{path}:{number}", where, None, length, IN_ONE_PIECE)
+                return
+            if length > LARGEST_RECORD:
+                yield JsonLine(f"{path}:{number}", where, None, length, f"longer than {LARGEST_RECORD:,} bytes")
+            elif line.strip():
+                value, why = _from_json(line)
+                yield JsonLine(f"{path}:{number}", where, value, length, why)
     except OSError as error:
         yield JsonLine(str(path), str(path), None, 0, f"cannot be read: {error.strerror}")
+
+
+def has_lines_of_json(path: Path) -> bool:
+    """Whether the first line that is not blank is a JSON object; a file that cannot be read is left to its reader."""
+    first = next(lines_of_json(path), None)
+    return first is None or isinstance(first.value, dict) or first.why.startswith("cannot be read")
 
 
 def _from_json(line: bytes) -> tuple[Any, str]:
@@ -97,7 +118,7 @@ def parquet_rows(
         path: the file.
         wanted: names of columns, of which there is at least one.
         report: receives what is unreadable: the file, or a row group as one record.
-        together: rows that are in memory at a time.
+        together: most rows that are in memory at a time; fewer where they may be large.
     """
     pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
     try:
@@ -115,17 +136,35 @@ def parquet_rows(
         for group in range(file.num_row_groups):
             end = row + file.metadata.row_group(group).num_rows
             try:
-                for batch in file.iter_batches(together, row_groups=[group], columns=columns, use_threads=False):
+                rows = _rows_at_once(path, file.metadata.row_group(group), columns, together)
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
                     for values in zip(*batch.columns, strict=True):
                         where, row = f"{path}, row {row}", row + 1
                         yield where, dict(zip(columns, values, strict=True))
-            except (pyarrow.ArrowException, OSError) as error:
+            except (pyarrow.ArrowException, OSError, ValueError) as error:
                 report(f"{path}, rows {row} to {end - 1}", f"row group {group} is broken: {first_line(error)}")
             row = end
 
 
+def _rows_at_once(path: Path, group: Any, columns: Sequence[str], together: int) -> int:
+    """How many rows of a group to read at a time: each cell may be as large as the largest page.
+
+    Raises:
+        ValueError: a page is a bomb, or its header cannot be read.
+    """
+    largest = 1
+    for page in page_sizes(path, group, columns):
+        if page.size > max(LARGEST_RECORD, _MOST_COMPRESSED * page.stored):
+            raise ValueError(f"{page.stored:,} bytes would become a page of {page.size:,}")
+        largest = max(largest, page.size)
+    return max(1, min(together, LARGEST_RECORD // largest))
+
+
 def _from_arrow(value: object, field: str, where: str, report: Report) -> str | None:
     try:
+        buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+        if buffer is not None and buffer.size > LARGEST_RECORD:
+            return report(where, f"longer than {LARGEST_RECORD:,} bytes")
         record = {field: value.as_py()}
     except UnicodeDecodeError as error:
         return report(where, f"not UTF-8 at byte {error.start} of the text")

@@ -29,6 +29,7 @@ from k2jax.text.chat import ChatFormat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory.types import Purpose
 
 Judge = Callable[[Sequence[PromptGroup]], Awaitable[None]]
 """Gives responses rewards that no verifier gives, where groups are complete."""
@@ -103,7 +104,7 @@ class Episodes:
 
     async def _episode(self, step: int, group: PromptGroup, sample: int, token_cap: int, *, greedy: bool) -> Trajectory:
         task, key, seed = group.prompt.task, group.episode(sample), self.config.train.seed
-        sampling = lambda kind: self._sampling(group, kind, step, greedy)  # noqa: E731
+        sampling = lambda kind: message_sampling(self.config, kind, group.purpose, step, greedy)  # noqa: E731
         spawner = Spawner(_refused if token_cap else self.sub_episodes(key, seed, sampling), group.prompt.kind)
         partial = {"token_cap": token_cap, "trajectory": group.trajectories[sample]}
         options = {"key": key, "seed": seed, "sampling": sampling(group.prompt.kind), "spawner": spawner}
@@ -146,14 +147,27 @@ class Episodes:
             return False
         return bool(group.prompt.task.verifier)
 
-    def _sampling(self, group: PromptGroup, kind: str, step: int, greedy: bool) -> Sampling:
-        class_of_tasks, evaluation = class_config(self.config.rl, kind), group.purpose == "eval"
-        decayed = 1.0 if evaluation else sampling_temperature(class_of_tasks, step - 1, self.config.train.steps)
-        return Sampling(
-            max_tokens=class_of_tasks.max_tokens,
-            temperature=0.0 if greedy else decayed,
-            return_experts=not evaluation and self.config.rl.rollout.routing != "own",
-        )
+
+def message_sampling(config: Config, kind: str, purpose: Purpose, step: int, greedy: bool = False) -> Sampling:
+    """How the messages of a class of tasks are sampled.
+
+    Args:
+        config: the experiment.
+        kind: the class.
+        purpose: ``eval`` for an evaluation, which has its own temperature, top-p and top-k.
+        step: iteration from 1.
+        greedy: take the most likely tokens.
+    """
+    rl, class_of_tasks, evaluation = config.rl, class_config(config.rl, kind), purpose == "eval"
+    if greedy:
+        drawn = {"temperature": 0.0}
+    elif evaluation:
+        drawn = {"temperature": rl.eval_temperature, "top_p": rl.eval_top_p, "top_k": rl.eval_top_k}
+    else:
+        decayed = sampling_temperature(class_of_tasks, step - 1, config.train.steps)
+        drawn = {"temperature": decayed, "top_p": class_of_tasks.top_p, "top_k": class_of_tasks.top_k}
+    experts = not evaluation and rl.rollout.routing != "own"
+    return Sampling(max_tokens=class_of_tasks.max_tokens, **drawn, return_experts=experts)
 
 
 async def _refused(spawned: SubEpisode) -> Trajectory:

@@ -1,4 +1,4 @@
-"""Held-out accuracy of the model of a step: greedy, and of several samples at temperature 1."""
+"""Held-out accuracy of the model of a step: greedy, and of several samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HeldOutTasks:
         return bool(self._prompts) and (step in (0, last) or step % self._config.eval.every == 0)
 
     async def sample(self, step: int) -> list[PromptGroup]:
-        """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` at temperature 1."""
+        """Answers to every held-out prompt: a greedy one, then ``config.rl.eval_samples`` sampled ones."""
         samples = self._config.rl.eval_samples
         groups = [
             PromptGroup(-1, (step, place), prompt, [None] * (1 + samples), purpose="eval")

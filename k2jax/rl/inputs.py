@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 import contextlib
+import functools
+import os
 from pathlib import Path
+from typing import Any
 
 from k2jax import processes
 from k2jax.agents.sandbox.backends import make_backend
@@ -12,7 +15,8 @@ from k2jax.agents.scorer import Scorer
 from k2jax.agents.task import Task
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.config.schema import Config, ImagesConfig, ModelConfig
+from k2jax.client import ChatEndpoint
+from k2jax.config.schema import Config, ImagesConfig, ModelConfig, RLConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.errors import UserError
@@ -74,9 +78,20 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
         UserError: a verifier is unknown, or the machine lacks what the backend needs.
     """
     scoring = config.rl.scoring
-    with VerifierPool(scoring.workers, scoring.timeout, scoring.retries) as pool:
+    limits = (scoring.workers, scoring.timeout, scoring.retries)
+    with VerifierPool(*limits, environment=scoring.environment) as pool:
         with EventLoop() as event_loop:
             names = sorted({task.verifier for task in tasks if task.verifier})
             in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
         backend = make_backend(scoring.sandbox, images=config.rl.images) if any(in_sandbox) else None
-        yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend)
+        critic, model = config.rl.critic, None
+        if critic.judge == "endpoint":
+            model = functools.partial(ChatEndpoint, critic.url, critic.model, **endpoint_options(config.rl))
+        yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend, model)
+
+
+def endpoint_options(rl: RLConfig) -> dict[str, Any]:
+    """How the endpoint of ``rl.critic`` is asked, for ``Endpoint``."""
+    critic = rl.critic
+    key = os.environ[critic.api_key_variable] if critic.api_key_variable else None
+    return {"api_key": key, "timeout": critic.timeout, "attempts": 1 + rl.scoring.retries}

@@ -39,7 +39,8 @@ def _held_out(config: Config) -> str:
     """What the held-out shares are, in words."""
     k = config.rl.eval_samples
     sampled = (
-        f"; avg@{k}: share of {k} answers sampled at temperature 1; pass@{k}: tasks with a right one among them; "
+        f"; avg@{k}: share of {k} answers sampled at temperature "
+        f"{config.rl.eval_temperature:g}; pass@{k}: tasks with a right one among them; "
         f"pass^{k}: tasks with all of them right"
     )
     return (

@@ -34,7 +34,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("url", None, "An OpenAI-compatible server instead, without /v1.", **to)
     flags.DEFINE_string("model", None, "The server's name for its model.", **to)
     flags.DEFINE_string("tokenizer", None, "With --url: a checkpoint or file with the model's vocabulary.", **to)
-    flags.DEFINE_enum("split", "train", ("train", "test"), "Tasks to train on, or held-out ones.", **to)
+    flags.DEFINE_enum(
+        "split", "train", ("train", "test", "all"), "Tasks to train on, held-out ones, or all of a file.", **to
+    )
     flags.DEFINE_integer("tasks", 100, "Number of tasks, drawn from config.rl.tasks.", **to, lower_bound=1)
     flags.DEFINE_integer("samples", 1, "Episodes of each task.", **to, lower_bound=1)
     flags.DEFINE_integer("workers", 2, "Processes that run episodes.", **to, lower_bound=1)
@@ -131,7 +133,7 @@ def _tasks(config, split: str, count: int) -> list:
     from k2jax.agents.mixture import TaskMixture
 
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
-    drawn = mixture.held_out(count) if split == "test" else [mixture.prompt(number) for number in range(count)]
+    drawn = mixture.held_out(count, split) if split != "train" else [mixture.prompt(number) for number in range(count)]
     return [(each.kind, each.task) for each in drawn]
 
 

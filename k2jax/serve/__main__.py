@@ -41,6 +41,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any free port.", **to, lower_bound=0, upper_bound=65535)
     flags.DEFINE_string("api_keys_file", None, "File with one API key per line.", **to)
     flags.DEFINE_bool("allow_unauthenticated", False, "Serve other machines without API keys.", **to)
+    text = "Names by which a server without API keys may be called, beside its own: of a proxy or a service."
+    flags.DEFINE_list("allowed_hosts", [], text, **to)
     flags.DEFINE_integer("slots", 16, "Sequences that run at the same time, over all devices.", **to, lower_bound=1)
     flags.DEFINE_integer("expert", 1, "Devices over which the experts are distributed.", **to, lower_bound=1)
     flags.DEFINE_integer("data", 1, "Data-parallel groups of devices.", **to, lower_bound=1)
@@ -79,10 +81,12 @@ def main(values: flags.FlagValues) -> None:
     engine, card = _open_model(values, urls)
     from k2jax.agents.web.arrivals import longest_body
     from k2jax.serve.app import make_app
+    from k2jax.serve.hosts import ServedHosts
     from k2jax.serve.service import Service
 
     service = Service(engine, card, values.max_queue)
-    app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None))
+    hosts = ServedHosts(values.host, values.allowed_hosts)
+    app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None), hosts)
     runtime.resume_collection()
     run_server(app, service, sock, values.grace_seconds, f"serving {card.name} at {{url}}/v1")
     engine.stop()

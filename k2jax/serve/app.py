@@ -17,13 +17,17 @@ from k2jax.agents.web.arrivals import Arrivals
 from k2jax.agents.web.http import EXCEPTION_HANDLERS, json_response, respond
 from k2jax.agents.web.models import show_models
 from k2jax.client.keys import ApiKeys, given_key
+from k2jax.serve.hosts import ServedHosts
 from k2jax.serve.metrics import Metrics
-from k2jax.serve.middleware import AuthMiddleware, MetricsMiddleware
+from k2jax.serve.middleware import AuthMiddleware, HostMiddleware, MetricsMiddleware
 from k2jax.serve.service import Job, Service
 
 
-def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
-    """Returns the application; a dialect's responses, errors included, are in its format, all others in OpenAI's."""
+def make_app(service: Service, keys: ApiKeys, max_body_bytes: int, hosts: ServedHosts) -> Starlette:
+    """Returns the application; a dialect's responses, errors included, are in its format, all others in OpenAI's.
+
+    Without ``keys`` it answers to ``hosts`` alone.
+    """
     endpoints = Endpoints(service, Metrics(service.stats), max_body_bytes)
     routes = [
         Route("/health", endpoints.health),
@@ -34,12 +38,10 @@ def make_app(service: Service, keys: ApiKeys, max_body_bytes: int) -> Starlette:
         Route(f"{anthropic.DIALECT.path}/count_tokens", endpoints.count_tokens, methods=["POST"]),
     ]
     paths = [route.path for route in routes]
+    gate = Middleware(AuthMiddleware, keys=keys) if keys else Middleware(HostMiddleware, hosts=hosts)
     return Starlette(
         routes=routes,
-        middleware=[
-            Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths),
-            Middleware(AuthMiddleware, keys=keys),
-        ],
+        middleware=[Middleware(MetricsMiddleware, metrics=endpoints.metrics, endpoints=paths), gate],
         exception_handlers=EXCEPTION_HANDLERS,
     )
 

@@ -1,4 +1,4 @@
-"""ASGI middleware: API keys, and a count of the responses."""
+"""ASGI middleware: API keys or, without them, the hosts that are answered, and a count of the responses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.web.http import error_response
 from k2jax.client.keys import ApiKeys, given_key
+from k2jax.serve.hosts import ServedHosts
 from k2jax.serve.metrics import Metrics
 
 
@@ -47,4 +48,23 @@ class AuthMiddleware:
             return
         message, headers = "a valid API key is needed: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"}
         error = ApiError(401, message, code="invalid_api_key", headers=headers)
+        await error_response(error, scope["path"])(scope, receive, send)
+
+
+class HostMiddleware:
+    """Rejects requests of pages of the web, before their bodies are read; ``/health`` is everybody's.
+
+    It stands in the place of ``AuthMiddleware`` where there are no keys.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: ServedHosts):
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a request."""
+        public = scope["type"] != "http" or scope["path"] == "/health"
+        if public or not (problem := self._hosts.problem(scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(403, f"{problem}; see --allowed_hosts", code="host_not_allowed")
         await error_response(error, scope["path"])(scope, receive, send)

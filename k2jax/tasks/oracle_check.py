@@ -60,7 +60,9 @@ def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_list("options", [], "Options of the dataset, each name=value.", **to)
-    flags.DEFINE_enum("split", "train", ["train", "test"], "Split of the dataset.", **to)
+    flags.DEFINE_enum(
+        "split", "train", ["train", "test", "all"], "Split of the dataset; all is of datasets that are read.", **to
+    )
     flags.DEFINE_integer("count", 0, "Play the first so many tasks; 0 plays all.", **to, lower_bound=0)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
     flags.DEFINE_string("images", "", "What tasks may choose their images from: a folder; empty refuses all.", **to)
@@ -82,6 +84,9 @@ def main(values: flags.FlagValues, dataset: str) -> int:
             for episode in missed[:_SHOWN]:
                 print(f"  {episode.task}: {episode.error or (episode.reward.value, dict(episode.reward.info))}")
             wrong |= bool(missed)
+            for episode in episodes:
+                if episode.reward is not None and (tests := episode.reward.info.get("uncontrolled")):
+                    print(f"  {episode.task}: nothing shows a program that lies about {', '.join(tests)}")
     print(f"{2 * len(tasks)} episodes in {time.perf_counter() - begun:.1f} s")
     return int(wrong)
 

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-import json
 from pathlib import Path
 from typing import Any
 
+from k2jax.agents.split import FileSplit, split_of
 from k2jax.errors import UserError
+from k2jax.files.readers import lines_of_json
 
 
 def read_records(dataset: str, path: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one on every line that is not empty.
+    """The JSON objects of a file, which may be compressed, one on every line that is not empty.
 
     Raises:
         UserError: the file cannot be read, or a line is no JSON object; ``dataset`` begins the message.
     """
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"{dataset}: cannot read {path}: {reason}") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise UserError(f"{dataset}: line {number} of {path} is no JSON object")
-            yield record
+    for line in lines_of_json(Path(path).expanduser()):
+        if line.why.startswith("cannot be read"):
+            raise UserError(f"{dataset}: cannot read {path}: {line.why.removeprefix('cannot be read: ')}")
+        if not isinstance(line.value, dict):
+            number = line.name.rpartition(":")[2]
+            raise UserError(
+                f"{dataset}: line {number} of {path} is no JSON object{f': {line.why}' if line.why else ''}"
+            )
+        yield line.value
+
+
+def in_split(prompt: str, split: FileSplit) -> bool:
+    """Whether a prompt of a file belongs to a split."""
+    return split in ("all", split_of(prompt))

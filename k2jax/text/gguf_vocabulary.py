@@ -47,7 +47,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = [str(token) for token in _get(metadata, "tokens", list)]
     if len(set(tokens)) < len(tokens):
         raise UserError(f"{ORIGIN} has the same token twice in its vocabulary; convert the model again")
-    types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))]
+    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if not isinstance(types, list) or any(type(kind) is not int for kind in types):
+        raise UserError(f"{ORIGIN} has token types that are no list of numbers; convert the model again")
     if len(types) != len(tokens):
         raise UserError(f"{ORIGIN} has {len(tokens)} tokens but {len(types)} token types; convert the model again")
     begin = _name(tokens, _get(metadata, "bos_token_id", int))
@@ -70,6 +72,8 @@ def _get(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
     if value is None:
         raise UserError(f"{ORIGIN} has no tokenizer.ggml.{key}; convert the model again with a current llama.cpp")
     try:
+        if kind is list and not isinstance(value, list):
+            raise TypeError("it is no list")
         return kind(value)
     except (TypeError, ValueError):
         raise UserError(

@@ -23,7 +23,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from k2jax.errors import UserError, abbreviate
-from k2jax.text.messages import REASONING_PARTS, TEXT_PARTS, Message, part_text, thought_of, tool_calls
+from k2jax.text.messages import (
+    REASONING_PARTS,
+    TEXT_PARTS,
+    Message,
+    part_text,
+    stated_reasoning,
+    thought_of,
+    tool_calls,
+)
 
 Passed = list[str] | None
 """Receives the names of fields that nobody reads; None refuses them."""
@@ -44,6 +52,8 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool": frozenset(("tool_call_id", "is_error")),
 }
 _PART_FIELDS = frozenset(("type", "cache_control", "annotations", "citations", "logprobs", "id", "index", "signature"))
+_DIRECTIONS = "directions"
+"""Mark of a text whose words for sides follow a picture; such a text stays a part, see ``k2jax.data.images``."""
 MEDIA_PARTS = frozenset(("image", "image_url", "video", "boxes", "points", "polygons"))
 """Types of parts that are read elsewhere, with all that they hold: images, clips, and labels of images."""
 _ERROR = "Error: "
@@ -114,7 +124,10 @@ def _read_answer(read: dict[str, Any], fields: Message, thoughts: list[str], whe
         if read["content"]:
             raise UserError(f"{where} has content and a refusal; keep the one that the assistant said")
         read["content"] = refusal
-    if (reasoning := _reasoning(fields, thoughts, where, passed)) is not None:
+    reasoning = _reasoning(fields, thoughts, where, passed)
+    if reasoning is not None and not isinstance(read["content"], str) and stated_reasoning(read) is not None:
+        raise UserError(f"{where} states its reasoning in parts of its content and beside it; keep one of the two")
+    if reasoning is not None:
         read["reasoning_content"] = reasoning
     calls = [_read_call(call, where, passed) for call in tool_calls(fields)]
     if "function_call" in fields:
@@ -163,6 +176,7 @@ def _read_content(content: Any, role: str, where: str, passed: Passed) -> tuple[
                 _pass_over(f"{where} with a part of type {kind} that is no text", passed)
             else:
                 thoughts.append(thought)
+                parts.append({"type": "thinking", "thinking": thought} | _directions(part))
         elif isinstance(kind, str) and kind in MEDIA_PARTS:
             parts.append(part)
         elif (text := part_text(part)) is None:
@@ -170,12 +184,20 @@ def _read_content(content: Any, role: str, where: str, passed: Passed) -> tuple[
             raise UserError(f"{where} has a part {shown}, which is not read: {abbreviate(part)}")
         else:
             if isinstance(part, Mapping):
-                known = {*_PART_FIELDS, TEXT_PARTS.get(kind, "text")}
+                known = {*_PART_FIELDS, _DIRECTIONS, TEXT_PARTS.get(kind, "text")}
                 check_names(part, known, f"{where}.content", passed)
-            parts.append({"type": "text", "text": text})
-    if any(part["type"] != "text" for part in parts):
+            parts.append({"type": "text", "text": text} | _directions(part))
+    if any(part["type"] == "thinking" and _DIRECTIONS in part for part in parts):
+        return parts, []
+    parts = [part for part in parts if part["type"] != "thinking"]
+    if any(part["type"] != "text" or _DIRECTIONS in part for part in parts):
         return parts, thoughts
     return "".join(part["text"] for part in parts), thoughts
+
+
+def _directions(part: Any) -> dict[str, Any]:
+    marked = isinstance(part, Mapping) and part.get(_DIRECTIONS) is not None
+    return {_DIRECTIONS: part[_DIRECTIONS]} if marked else {}
 
 
 def _read_call(call: Any, where: str, passed: Passed) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import json
 from pathlib import Path
 
 from k2jax.errors import UserError
+from k2jax.text.added_tokens import CONFIG_NAME, configured_tokens
 from k2jax.text.byte_level import KIMI, byte_level_json, spell
 
-RANK_FILE_NAME = "tiktoken.model"
-CONFIG_NAME = "tokenizer_config.json"
+RANK_FILE_NAME, MODEL_CONFIG = "tiktoken.model", "config.json"
+KIMI_RANKS = 163_584  # of Kimi K2 and its successors
 RESERVED = 256  # ids after the ranks that Kimi's models reserve for special tokens
-# Kimi K2's names, by distance from the end of the ranks (its release has 163584 ranks).
+# Kimi K2's names, by distance from the end of the ranks.
 KIMI_NAMES = {
     0: "[BOS]",
     1: "[EOS]",
@@ -49,10 +50,12 @@ def is_rank_file(content: bytes) -> bool:
 def rank_file_json(file: Path, content: bytes) -> str:
     """Returns the ``tokenizer.json`` content of a rank file.
 
-    The names of special tokens come from ``tokenizer_config.json`` in the same folder, if there is one.
+    The names of special tokens come from ``tokenizer_config.json`` in the same folder. Only a file on its own that has
+    as many ranks as Kimi K2's gets Kimi K2's.
 
     Raises:
-        UserError: a line is not an entry, a rank or a byte is missing, or a named id is not a special id.
+        UserError: a line is not an entry, a rank or a byte is missing, the special tokens have no names, or those or
+            the model beside it do not fit.
     """
     ranks = _read_ranks(file, content)
     names = _special_names(file, len(ranks))
@@ -91,7 +94,9 @@ def _read_ranks(file: Path, content: bytes) -> dict[bytes, int]:
             continue
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            entry = base64.b64decode(token, validate=True)
+            if not entry or not rank.isdigit() or ranks.setdefault(entry, int(rank)) != int(rank):
+                raise ValueError("no bytes, no number, or a second rank")
         except (ValueError, binascii.Error):
             raise UserError(f"{file} line {number} is not a base64 token and its rank; fetch the file again") from None
     if sorted(ranks.values()) != list(range(len(ranks))):
@@ -104,20 +109,48 @@ def _read_ranks(file: Path, content: bytes) -> dict[bytes, int]:
 def _special_names(file: Path, base: int) -> list[str]:
     """Names of the ids from ``base`` on; unnamed ids are called ``<|reserved_token_ID|>``."""
     config = file.with_name(CONFIG_NAME)
-    named = _configured_names(config) if config.is_file() else {base + i: name for i, name in KIMI_NAMES.items()}
-    if outside := [i for i in named if not base <= i < base + RESERVED]:
+    _check_model(file, base)
+    tokens = configured_tokens(config)
+    if tokens is None:
+        _check_unnamed(file, base)
+        tokens = {base + i: (name, True) for i, name in KIMI_NAMES.items()}
+    named = {i: name for i, (name, _) in tokens.items()}
+    outside = [i for i in named if not base <= i < base + RESERVED]
+    if outside or base not in named:
+        what = f"names id {outside[0]}" if outside else f"does not name id {base}"
         raise UserError(
-            f"{config} names id {outside[0]}, but the special tokens of {file.name} are {base} to "
-            f"{base + RESERVED - 1}; the two files belong to different tokenizers"
+            f"{config} {what}, but the special tokens of {file.name} are {base} to {base + RESERVED - 1}; one of the "
+            "two is cut off or belongs to another tokenizer, so fetch both again"
         )
     if len(set(named.values())) < len(named):
         raise UserError(f"{config} gives the same name to two ids; fetch the file again")
     return [named.get(i, f"<|reserved_token_{i}|>") for i in range(base, base + RESERVED)]
 
 
-def _configured_names(config: Path) -> dict[int, str]:
+def _check_unnamed(file: Path, base: int) -> None:
+    """Raises UserError unless a rank file without names is Kimi K2's, on its own.
+
+    Later models have the same ranks and other special tokens, so the folder of a model has to name its own.
+    """
+    if base != KIMI_RANKS or file.with_name(MODEL_CONFIG).exists():
+        raise UserError(
+            f"{file} does not name its special tokens, which follow {base:,} ranks; put the {CONFIG_NAME} of its "
+            "release, with added_tokens_decoder, beside it"
+        )
+
+
+def _check_model(file: Path, base: int) -> None:
+    """Raises UserError if the model beside a rank file has a vocabulary of another size."""
+    path = file.with_name(MODEL_CONFIG)
+    if not path.is_file():
+        return
     try:
-        added = json.loads(config.read_bytes())["added_tokens_decoder"]
-        return {int(i): str(token["content"]) for i, token in added.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{config} has no readable added_tokens_decoder; fetch it again or delete it") from None
+        values = json.loads(path.read_bytes())
+        size = values.get("text_config", values).get("vocab_size")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return  # whoever reads the model says what is wrong with it
+    if type(size) is int and size != base + RESERVED:
+        raise UserError(
+            f"{file} has {base:,} ranks and {RESERVED} special tokens, and {path.name} beside it a vocab_size of "
+            f"{size:,}; fetch the cut-off one again"
+        )

@@ -3,8 +3,9 @@
 Other vocabulary formats are converted to a ``tokenizer.json`` when they are read, so there is one class and one saved
 format.
 
-Text cannot inject special tokens: a document that contains the name of a special token encodes to ordinary tokens.
-Special tokens enter a sequence by id (``bos``, ``eos``), never through ``encode``.
+Text cannot inject special tokens: a document that contains the name of a special token encodes to ordinary tokens,
+whatever the file's flags say (``added_tokens``). Special tokens enter a sequence by id (``bos``, ``eos``), never
+through ``encode``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.files.atomic import write_atomic
+from k2jax.files.readers import first_line
+from k2jax.files.whole import read_whole
+from k2jax.text.added_tokens import check_added_tokens, flagged, with_flags_beside
 from k2jax.text.byte_level import byte_letters, letter_bytes
 from k2jax.text.rank_file import RANK_FILE_NAME, is_rank_file, rank_file_json
 
 FILE_NAME = "tokenizer.json"
 CHECKSUM_SUFFIX = ".sha256"
 BOS, EOS = "[BOS]", "[EOS]"
+MOST_BYTES = 1 << 28  # of a tokenizer's file
+SPARE_IDS = 1 << 12  # that a vocabulary may leave out beside as many as it has
+_PROBE = "a" * 40 + "! \n 12 \u00e9\u6708"
 SMALLEST_BPE = 256 + 2  # all bytes and the two special tokens, so that every text round-trips
 _CHATML_START = "<|im_start|>"
 _DEEPSEEK = "<\uff5c{}\u2581of\u2581sentence\uff5c>"  # with a full-width vertical bar and a lower one-eighth block
@@ -44,6 +51,8 @@ class Tokenizer:
         bos: id that begins every document.
         eos: id that ends every document; some vocabularies use the same token for both.
         fingerprint: sha256 of the ``tokenizer.json`` content, in hexadecimal.
+        encoding: names how texts become ids, for caches of them: the fingerprint, and a version where the file's own
+            flags would let a text become control tokens, as it did before they were corrected.
     """
 
     def __init__(self, content: str, origin: str = FILE_NAME):
@@ -54,26 +63,29 @@ class Tokenizer:
         """
         self._content = content
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
-        try:
-            backend = tokenizers.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{origin} is not a tokenizer.json: {str(error).splitlines()[0]}") from None
+        reading = _backend(content, origin)
         parts = json.loads(content)
+        check_added_tokens(parts, reading, origin)
+        corrected = flagged(parts)
+        backend = reading if corrected is None else _backend(corrected, origin)
+        self.encoding = self.fingerprint + ("" if corrected is None else ":2")
         begin, end = _names_around(parts)
         self.bos = _special_id(backend, (*begin, *BOS_NAMES), "beginning", origin)
         self.eos = _special_id(backend, (*end, *EOS_NAMES), "end", origin)
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = True
-        self._backend = backend
+        self._backend, self._reading = backend, reading  # control tokens that the file calls ordinary stay readable
         added = backend.get_added_tokens_decoder()
         unknown = _unknown_id(backend, parts["model"])
         special = {i for i, token in added.items() if token.special and i != unknown}
-        self._special = {i: backend.id_to_token(i) for i in special | {self.bos, self.eos}}
+        ends = {i: backend.id_to_token(i) for i in (self.bos, self.eos)}
+        self._special = ends | {i: added[i].content for i in special}  # which a normalizer does not change
         self._ids_of_special = {name: i for i, name in self._special.items()}
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = 1 + max(ids)
+        if self.vocab_size > 2 * len(ids) + SPARE_IDS:
+            raise UserError(f"{origin} has the id {max(ids)} and only {len(ids)} tokens; fetch it again")
         self._is_special = np.zeros(self.vocab_size, np.bool_)  # by id; np.isin would take longer than encoding does
         self._is_special[list(self._special)] = True
+        self._checked([_PROBE], f"{origin} cannot be used")
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text without bos and eos; names of special tokens in it stay text."""
@@ -90,8 +102,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the token ids of each text, uint32 ``[tokens]``, without bos and eos, computed in parallel."""
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        ids = self._checked(texts, "the tokenizer cannot encode a text")
         return [
             self._encode_in_pieces(text) if self._is_special[array].any() else array
             for text, array in zip(texts, ids, strict=True)
@@ -110,13 +121,38 @@ class Tokenizer:
                 for parts in splits
                 for i, part in enumerate(parts)
             ]
-        encodings = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
-        ids = np.array([i for encoding in encodings for i in encoding.ids], np.uint32)
+        return np.concatenate([np.empty(0, np.uint32), *map(self._without_special, pieces)])
+
+    def _without_special(self, piece: str) -> np.ndarray:
+        """Ids of a piece, or of its characters where a normalizer makes a special token of it.
+
+        A character that alone becomes a special token has none.
+        """
+        [ids] = self._checked([piece], "the tokenizer cannot encode a text")
+        if self._is_special[ids].any() and len(piece) > 1:
+            ids = np.concatenate(self._checked(list(piece), "the tokenizer cannot encode a text"))
         return ids[~self._is_special[ids]]
 
+    def _checked(self, texts: list[str], failure: str) -> list[np.ndarray]:
+        """Ids of texts as the library gives them, whose own errors become a UserError of one line."""
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:  # the library panics, e.g. at a pattern that would not end
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            try:
+                "".join(texts).encode()
+            except UnicodeEncodeError:
+                raise UserError("a text is not UTF-8: it holds half a surrogate pair") from None
+            raise UserError(f"{failure}: {abbreviate(first_line(error), 200)}") from None
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of token ids without special tokens; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
+        """Returns the text of token ids without the tokens that their file flags as special.
+
+        Bytes that are not UTF-8 become U+FFFD.
+        """
+        return self._reading.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def has_special(self, name: str) -> bool:
         """Returns whether the vocabulary has a special token of this name."""
@@ -183,15 +219,30 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists() and (path / RANK_FILE_NAME).is_file():
         file = path / RANK_FILE_NAME
+    form = f"a {FILE_NAME}, a {RANK_FILE_NAME} or the folder of one"
     try:
-        raw = file.read_bytes()
+        raw = read_whole(file, MOST_BYTES)
         _check(file, raw)
-        content = rank_file_json(file, raw) if is_rank_file(raw) else raw.decode()
+        is_ranks = file.name == RANK_FILE_NAME or is_rank_file(raw)
+        text = rank_file_json(file, raw) if is_ranks else with_flags_beside(file, raw.decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        wanted = f"a {FILE_NAME}, a {RANK_FILE_NAME} or the folder of one"
-        raise UserError(f"cannot read the tokenizer {file}: {reason}; give {wanted}") from None
-    return Tokenizer(content, str(file))
+        raise UserError(f"cannot read the tokenizer {file}: {reason}; give {form}") from None
+    return Tokenizer(text, str(file))
+
+
+def _backend(content: str, origin: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer, which encodes names of special tokens as text."""
+    try:
+        backend = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{origin} is not a tokenizer.json: {first_line(error)}") from None
+    if getattr(backend.model, "dropout", None):
+        raise UserError(f"{origin} splits words at random (dropout {backend.model.dropout}); set it to null")
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
 
 
 def _checksum_file(file: Path) -> Path:
@@ -260,7 +311,12 @@ def _names_around(parts: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer, model: dict[str, Any]) -> int | None:
-    """The id of the unknown token, which is flagged as special but is a legitimate encoding of text."""
+    """The id of the unknown token, which is flagged as special but is a legitimate encoding of text.
+
+    None where bytes spell every text: GPT-2's file names the end of documents, which text must not become.
+    """
+    if isinstance(backend.decoder, decoders.ByteLevel) and model.get("type") == "BPE":
+        return None
     if isinstance(model.get("unk_id"), int):
         return model["unk_id"]
     return backend.token_to_id(model["unk_token"]) if model.get("unk_token") else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import fcntl
 from pathlib import Path
 
 from k2jax import processes, runtime
@@ -14,6 +13,7 @@ from k2jax.config.identity import changed_key, fixed_keys, flat_keys
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
+from k2jax.files.folder_lock import locked_folder
 
 
 def open_workdir(workdir: str | Path, config: Config) -> Path:
@@ -83,13 +83,15 @@ def locked(workdir: Path) -> Iterator[None]:
     """Keeps other processes of this machine from running in the workdir; the system unlocks it when a process dies.
 
     Raises:
-        UserError: another one does.
+        UserError: another one does, or the folder cannot be written.
     """
-    with open(workdir / ".lock", "w") as file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked_folder(workdir))
+        except BlockingIOError:
+            raise UserError(f"{workdir} is in use by another process; wait for it, or use a new --workdir") from None
         except OSError as error:
-            raise UserError(f"{workdir} is in use by another process; wait for it, or use a new --workdir") from error
+            raise UserError(f"--workdir {workdir} cannot be locked: {error.strerror}; use another --workdir") from None
         yield
 
 

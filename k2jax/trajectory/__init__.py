@@ -1,8 +1,8 @@
 """Trajectories of agents as token trees: what was sampled, what was observed, and what it was worth. NumPy alone.
 
-In reading order: ``types`` (the tree), ``answers`` (which nodes the model wrote), ``flat_rows`` (paths for training),
-``encoding`` and ``store`` (files of trajectories), ``consistency`` (checks), ``filters``, ``annotations`` and
-``formats`` (exports).
+In reading order: ``types`` (the tree), ``budget`` and ``steps`` (how much of it), ``answers`` (which nodes the model
+wrote), ``flat_rows`` (paths for training), ``encoding`` and ``store`` (files of trajectories), ``consistency``
+(checks), ``filters``, ``annotations`` and ``formats`` (exports).
 """
 
 from k2jax.trajectory.consistency import verify

@@ -171,6 +171,13 @@ def imported(task, answer):
     )
 
 
+def tell_environment(task, answer):
+    """What a verifier sees of the run's variables."""
+    from k2jax.trajectory import Reward
+
+    return Reward(1.0, info=dict(os.environ))
+
+
 @judges_every_answer(lambda task: "right")
 def obedient(task, answer):
     """Does what an answer says, or where the task is broken the same on every answer."""
@@ -181,6 +188,8 @@ def obedient(task, answer):
         return globals()[action](task, answer)
     if action == "sleep":
         time.sleep(600)
+    if action == "compete":
+        _compete(float(value))
     if action == "nest":
         nested = []
         for _ in range(10**5):
@@ -190,6 +199,15 @@ def obedient(task, answer):
         Path(value).touch()
         os._exit(3)
     return Reward(float(action in ("right", "flagged")), info={"answer": answer})
+
+
+def _compete(seconds):
+    """Uses the first processor for a while, as one whom others are preferred to ten to one."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.nice(10)
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
 
 
 @judges_every_answer(lambda task: "right")

@@ -7,9 +7,10 @@ import pytest
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
-from k2jax.agents.spawning import SPAWNED, Spawner
+from k2jax.agents.spawning import Spawner
 from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError, UserError
+from k2jax.trajectory.steps import SPAWNED
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
 
 

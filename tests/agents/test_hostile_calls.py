@@ -102,7 +102,7 @@ def test_what_an_agent_has_ruined_has_an_outcome(ruin):
         finally:
             await environment.close()
 
-    assert asyncio.run(outcome(FilesEnvironment)).keys() == {"archive", "too_large"}
+    assert {"archive", "left_out"} <= asyncio.run(outcome(FilesEnvironment)).keys()
     assert asyncio.run(outcome(NamedFilesEnvironment)) == {"texts": {}}
 
 

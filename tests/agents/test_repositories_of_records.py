@@ -28,7 +28,7 @@ def repository(tmp_path):
 def tasks_of(folder, *options, **changed):
     """The tasks of a file in a folder that names its repository."""
     record = dict.fromkeys(("problem_statement", "test_patch"), "x")
-    record |= {"instance_id": "one", "repo": "repository", "FAIL_TO_PASS": ["a"], "PASS_TO_PASS": []} | changed
+    record |= {"instance_id": "one", "repo": "repository", "FAIL_TO_PASS": ["a.py::b"], "PASS_TO_PASS": []} | changed
     (folder / "tasks.jsonl").write_text(json.dumps(record))
     return load_tasks("swe", (f"path={folder}/tasks.jsonl", *options))
 

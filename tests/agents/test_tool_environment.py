@@ -263,6 +263,16 @@ def test_shell_and_edit_share_the_files_of_one_sandbox():
     assert late == ["before\n[killed after 0.5 s]"] and time.monotonic() - begun < 9
 
 
+def test_a_command_of_a_shell_may_be_as_long_as_a_script():
+    """Here-documents make long commands, longer than an argument of a program may be."""
+    lines = "".join(f"line {number} $(not run) \\ 'é'\n" for number in range(8000))
+    command = f"cat > a.txt << 'END'\n{lines}END\nwc -c < a.txt; cat; echo $0; exit 3"
+    [shown] = results(("shell",), ("shell", {"command": command}))
+    assert len(command) > 1 << 17 and shown.split() == [str(len(lines.encode())), "/bin/sh", "[exit", "code", "3]"]
+    [shown] = results(("shell",), ("shell", {"command": "echo \0" + "x" * (1 << 18)}))
+    assert "null character" in shown
+
+
 def test_what_was_said_in_the_compact_format_is_rendered_as_it_was_sampled():
     message = COMPACT.read(BYTES.encode("hm\n!calc 1+1\n!get a"))
     assert message["content"] == "hm" and len(message["tool_calls"]) == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
@@ -15,6 +16,7 @@ from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog
 from k2jax.agents.verifier import Verifier
+from k2jax.client import ChatEndpoint
 from k2jax.errors import UserError
 from k2jax.trajectory import Node, Reward, Trajectory
 
@@ -175,3 +177,44 @@ def test_a_verifier_that_needs_a_sandbox_is_refused_without_one(monkeypatch):
     monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:NeedsSandbox")
     with pytest.raises(UserError, match="needs a sandbox"):
         asyncio.run(Scorer(CountingPool()).score(Task("t", "d", (), "boxed"), finished("3")))
+
+
+class AsksModel(Verifier):
+    """Lets a model judge."""
+
+    asks_model = True
+
+    async def score(self, task, trajectory, sandbox):
+        answer = await self.model.answer([{"role": "user", "content": trajectory.answer}], max_tokens=9)
+        return Reward(float(answer.text == "yes"))
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "value"), [(200, "yes", 1.0), (200, "no", 0.0), (503, "busy", None), (404, "no route", None)]
+)
+def test_a_verifier_asks_a_model_and_one_that_does_not_answer_masks_the_sample(monkeypatch, status, says, value):
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:AsksModel")
+    message = {"choices": [{"message": {"content": says}, "finish_reason": "stop"}]}
+    body = message if status == 200 else {"error": {"message": says}}
+
+    def model():
+        endpoint = ChatEndpoint("http://judge", "grm", attempts=2, backoff=0.001)
+        transport = httpx.MockTransport(lambda request: httpx.Response(status, json=body))
+        endpoint._http = httpx.AsyncClient(base_url="http://judge", transport=transport)
+        return endpoint
+
+    trajectory, of = finished("3"), Task("t", "d", (), "boxed")
+    scorer = Scorer(CountingPool(), backend=FakeBackend(), model=model)
+    if status == 404:  # nothing that passes: the configuration is wrong
+        with pytest.raises(UserError, match="no route"):
+            asyncio.run(scorer.judge(of, trajectory))
+        return
+    asyncio.run(scorer.judge(of, trajectory))
+    assert (trajectory.reward.value if trajectory.reward else None) == value
+    assert (trajectory.status == "masked") == (value is None) and FakeSandbox.open_now == 0
+
+
+def test_a_verifier_that_asks_a_model_is_refused_without_one(monkeypatch):
+    monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:AsksModel")
+    with pytest.raises(UserError, match=r"asks a model; set rl\.critic\.judge to endpoint"):
+        asyncio.run(Scorer(CountingPool(), backend=FakeBackend()).score(Task("t", "d", (), "boxed"), finished("3")))

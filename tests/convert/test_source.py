@@ -52,7 +52,7 @@ def in_one_file(folder, tmp_path, change):
         (lambda f: (f / "config.json").write_text("[]"), "config.json is damaged"),
         (lambda f: edit(f, model_type="gpt2"), "model_type 'gpt2' is not supported"),
         (lambda f: edit(f, hidden_size=None), "lacks 'hidden_size'"),
-        (lambda f: edit(f, hidden_size="wide"), "wrong kind"),
+        (lambda f: edit(f, hidden_size="wide"), "hidden_size must be a whole number of 1 to"),
         (lambda f: edit(f, scoring_func="softmax"), "scoring_func 'softmax' is not supported"),
         (lambda f: edit(f, rope_parameters={"rope_type": "dynamic", "rope_theta": 1.0}), "rope_type 'dynamic'"),
         (lambda f: edit(f, moe_intermediate_size=33), r"experts.0.down_proj.weight is \(48, 32\), not \(48, 33\)"),
@@ -87,7 +87,7 @@ def test_prediction_layers_and_rotary_tables_are_left_out(folder, tmp_path):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
 
     source = open_folder(in_one_file(folder, tmp_path, change))
-    assert source.skipped == ["skipped 2 tensors of multi-token prediction"]
+    assert source.notes == ["skipped 2 tensors of multi-token prediction"]
     assert source.tensors.keys() == open_folder(folder).tensors.keys()
 
 
@@ -103,7 +103,7 @@ def test_the_decoder_of_a_vision_model(folder, tmp_path):
     text = json.loads((folder / "config.json").read_text()) | {"model_type": "kimi_k2"}
     (wrapped / "config.json").write_text(json.dumps({"model_type": "kimi_k25", "text_config": text}))
     source = open_folder(wrapped)
-    assert source.skipped == ["skipped 1 tensors outside the language model (vision)"]
+    assert source.notes == ["skipped 1 tensors outside the language model (vision)"]
     assert source.model == open_folder(folder).model
 
 

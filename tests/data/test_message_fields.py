@@ -161,6 +161,10 @@ def test_what_cannot_be_trained_as_it_says_refuses_the_record_by_name(fields, wo
     [
         ({"reasoning": "R", "thinking": "S"}, "different reasoning in reasoning and thinking"),
         ({"content": "", "reasoning": "R"}, "ends with its reasoning"),
+        (
+            {"content": [{"type": "thinking", "thinking": "R", "directions": True}, "y"], "reasoning": "R"},
+            "in parts of its content and beside it",
+        ),
         ({"content": "<think>R"}, "never closes it"),
         ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, "reasoning that is no text"),
         ({"content": [{"type": "redacted_thinking", "data": "x"}, "y"]}, "redacted_thinking that is no text"),

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from k2jax.agents.dataset import load_tasks
 from k2jax.config.schema import SourceConfig
 from k2jax.data.sources import CorruptRecords, describe, documents, files
+from k2jax.files import readers
+from k2jax.files.parquet_pages import page_sizes
 from k2jax.files.readers import huggingface
 from tests.data.corpora import jsonl_file, text_folder, write_records
 from tests.data.images.counting import HITS
@@ -127,6 +130,61 @@ def test_a_broken_row_group_costs_its_rows_only(tmp_path):
     assert texts == [f"text {i}" * 20 for i in (0, 1, 2, 6, 7)]
     assert reports[0].startswith(f"{path}, rows 3 to 5: row group 1 is broken: ")
     assert reports[1].startswith(f"{path}, row 8: field 'text' is null")
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_parquet_files_of_every_layout_are_read_whole(tmp_path, compression, version, dictionary):
+    texts = [f"{number % 90} {'x' * (number % 700)}" for number in range(5000)]
+    layout = {"compression": compression, "data_page_version": version, "use_dictionary": dictionary}
+    source = parquet_file(tmp_path / "x.parquet", texts, data_page_size=4096, row_group_size=2000, **layout)
+    assert read(source) == (texts, [])
+
+
+def test_a_few_bytes_of_parquet_that_would_become_gigabytes_are_a_corrupt_record_and_are_not_decompressed(tmp_path):
+    """One cell of 80 MB, alone or behind others, in 3 kB; and one long value in every row, in 500 bytes."""
+    pool, path = pa.default_memory_pool(), tmp_path / "x.parquet"
+    for rows in (["x" * 80_000_000], [*["y"] * 2000, "x" * 70_000_000]):
+        pq.write_table(pa.table({"text": rows}), path, compression="zstd")
+        rows.clear()
+        before = pool.bytes_allocated()
+        with pytest.raises(ValueError, match="would become a page of"):
+            list(readers.parquet(path, "text", _raise))
+        assert path.stat().st_size < 20_000 and pool.bytes_allocated() - before < 10**6
+    pq.write_table(pa.table({"text": pa.array(["x" * 2_000_000] * 50).dictionary_encode()}), path, compression="zstd")
+    rows = readers.parquet(path, "text", print)
+    assert next(rows) and pool.bytes_allocated() - before < 1.2 * readers.LARGEST_RECORD
+    assert path.stat().st_size < 1000 and sum(len(text) for _, text in rows) == 49 * 2_000_000
+
+
+def _raise(where, why):
+    raise ValueError(why)
+
+
+def test_pages_of_parquet_are_bounded_by_what_they_say_themselves_and_not_by_the_footer(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a" * 1000], "other": [["b"]], "n": [1.5]}), path, compression="gzip")
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    pages = page_sizes(path, group, ("text", "other", "n"))
+    assert len(pages) >= 3 and max(page.size for page in pages) >= 1000 > sum(page.stored for page in pages) > 0
+    assert page_sizes(path, group, ("n",)) == pages[-len(page_sizes(path, group, ("n",))) :]
+    data = bytearray(path.read_bytes())
+    for place in range(4, 60):  # a header is broken in every way, and the reader ends
+        broken = bytearray(data)
+        broken[place : place + 8] = b"\xff" * 8
+        path.write_bytes(broken)
+        with contextlib.suppress(ValueError):
+            page_sizes(path, group, ("text",))
+
+
+def test_a_line_of_json_that_is_too_long_is_a_corrupt_record_and_the_next_one_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LARGEST_RECORD", 100)
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(('{"text": "a"}', f'{{"text": "{"x" * 5000}"}}', '{"text": "b"}', "y" * 200)))
+    texts, reports = read(SourceConfig(kind="jsonl", path=str(path)))
+    where = [f"{path}, line 2, byte 14", f"{path}, line 4, byte 5041"]
+    assert texts == ["a", "b"] and reports == [f"{each}: longer than 100 bytes" for each in where]
 
 
 def test_a_truncated_or_foreign_parquet_file_is_one_corrupt_record(tmp_path):

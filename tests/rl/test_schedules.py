@@ -1,11 +1,13 @@
-"""The temperature of a class of tasks over a run."""
+"""How a class of tasks is sampled over a run and in its evaluations."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.config import TaskConfig
+from k2jax.client import Sampling
+from k2jax.config import TaskConfig, defaults, resolve, task
+from k2jax.rl.episodes import message_sampling
 from k2jax.rl.schedules import sampling_temperature
 
 
@@ -33,3 +35,14 @@ def test_a_temperature_lies_between_its_ends_and_is_a_float32(first, last, share
 def test_an_iteration_that_does_not_exist_is_refused(iteration, iterations):
     with pytest.raises(ValueError, match="does not exist"):
         sampling_temperature(TaskConfig(), iteration, iterations)
+
+
+def test_training_and_evaluation_are_sampled_as_their_own_keys_say():
+    config = defaults("rl")
+    config.rl.tasks.sums = task(top_p=0.9, top_k=5, temperature=0.5, max_tokens=7)
+    config.rl.eval_temperature, config.rl.eval_top_p, config.rl.eval_top_k = 0.25, 0.75, 3
+    config = resolve(config)
+    drawn = {purpose: message_sampling(config, "sums", purpose, 1) for purpose in ("train", "eval")}
+    values = {purpose: (each.temperature, each.top_p, each.top_k, each.max_tokens) for purpose, each in drawn.items()}
+    assert values == {"train": (0.5, 0.9, 5, 7), "eval": (0.25, 0.75, 3, 7)}
+    assert message_sampling(config, "sums", "eval", 1, greedy=True) == Sampling(7, temperature=0.0)

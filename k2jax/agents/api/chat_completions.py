@@ -22,7 +22,6 @@ _NEUTRAL: Mapping[str, Any] = {
     "response_format": {"type": "text"},
     "modalities": ["text"],
     "parallel_tool_calls": True,
-    "store": False,
     "audio": None,
     "prediction": None,
     "reasoning_effort": None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import hashlib
 import secrets
 from typing import Any
 
@@ -14,7 +15,8 @@ from k2jax.agents.api.model_card import ModelCard
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 
-MAX_STOPS, MAX_STOP_LENGTH, MAX_CHOICES = 4, 1000, 128
+MAX_STOP_LENGTH, MAX_CHOICES = 1000, 128
+MAX_STOPS = {"stop": 4, "stop_sequences": 64}  # OpenAI's limit; Anthropic's interface has none
 _SEEDS = 2**32
 
 # Fields that cannot change a response, and unsupported fields with the value that has no effect.
@@ -78,8 +80,15 @@ class GenerationRequest:
         room = max_length - len(self.choice_prompt(choice))
         # A request that only scores its prompt draws one token, because the engine scores on the way to a token.
         max_tokens = room if self.max_tokens is None else min(max(1, self.max_tokens), room)
-        seed = (self.sampling.seed + choice % self.n) % _SEEDS
+        seed = _choice_seed(self.sampling.seed, choice % self.n)
         return dataclasses.replace(self.sampling, max_tokens=max_tokens, seed=seed)
+
+
+def _choice_seed(seed: int, choice: int) -> int:
+    """The first choice has the seed of its request; those of others are hashes, which no neighbouring seed repeats."""
+    if not choice:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=4).digest(), "little")
 
 
 def read_options(
@@ -185,7 +194,7 @@ def _read_include_usage(fields: Fields, stream: bool) -> bool:
 def _read_stops(fields: Fields, name: str) -> tuple[str, ...]:
     value = fields.take(name, [])
     stops = [value] if isinstance(value, str) else value
-    valid = isinstance(stops, list) and len(stops) <= MAX_STOPS
+    valid = isinstance(stops, list) and len(stops) <= MAX_STOPS[name]
     if not (valid and all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops)):
-        raise invalid_value(name, f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters", value)
+        raise invalid_value(name, f"up to {MAX_STOPS[name]} strings of 1 to {MAX_STOP_LENGTH} characters", value)
     return tuple(stops)

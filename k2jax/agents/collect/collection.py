@@ -95,7 +95,7 @@ class Collection:
         self._samples, self._workers, self._capacity = samples, workers, capacity
         self._tokenizer = folder.absolute() / "tokenizer"  # actors of Ray have another working directory
         self._sampling = {
-            name: {"max_tokens": task.max_tokens, "temperature": task.temperature}
+            name: {key: getattr(task, key) for key in ("max_tokens", "temperature", "top_p", "top_k")}
             for name, task in config.rl.tasks.items()
         }
         self._check_identity(tokenizer)

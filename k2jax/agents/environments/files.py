@@ -6,11 +6,13 @@ import base64
 from collections.abc import Mapping
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
+from k2jax.agents.environments import pack_program
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.sandbox import HostPaths, Sandbox, SandboxError, SandboxSpec
+from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
@@ -19,9 +21,12 @@ FILES = "files"
 """Key of a task's metadata: ``{path: {"text": ..., "mode": ...}}`` below ``/work``; modes are octal texts. What is no
 text stands in Base64 under ``base64`` instead."""
 OUTPUTS = "outputs"
-"""Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps."""
-LARGEST = 256 << 10
-"""Bytes of the archive, compressed."""
+"""Key of a task's metadata: paths below ``/work``, whose texts ``NamedFilesEnvironment`` keeps. ``FilesEnvironment``
+packs them before others, and what is in them where they are folders."""
+LARGEST = 5 << 20
+"""Bytes of the archive, compressed: in Base64 it fits into a message of a remote environment."""
+LARGEST_TEXT = 1 << 20
+"""Bytes of a named file."""
 LARGEST_TEXTS = 6 << 20
 """Bytes of the texts of named files as JSON: they fit into a message of a remote environment."""
 _WRITING = 60.0  # wall time that writing the files may take, on a machine where many agents start [s]
@@ -33,22 +38,18 @@ for path, file in json.load(sys.stdin).items():
         opened.write(base64.b64decode(file["base64"]) if "base64" in file else file["text"].encode())
     os.chmod(path, int(file.get("mode", "644"), 8))
 """
-_PACK = """
-import gzip, sys, tarfile
-def packed(item):
-    item.mtime = 0
-    return item if item.isreg() or item.isdir() or item.issym() else None
-with gzip.GzipFile("", "wb", fileobj=sys.stdout.buffer, mtime=0) as compressed:
-    with tarfile.open(fileobj=compressed, mode="w|") as archive:
-        archive.add("/work", ".", filter=packed)
-"""
+_PACK = Path(pack_program.__file__).read_text(encoding="utf-8")
+_PACKING = 60.0  # wall time that packing them may take [s]
+_REPORT = 1 << 14  # bytes of what the program says beside the archive
 
 
 class FilesEnvironment(ToolEnvironment):
     """Tools in a sandbox whose ``/work`` begins with the files of the task.
 
-    The outcome is ``{"archive": text, "too_large": bool}``: all regular files, folders and links below ``/work`` as a
-    compressed tar archive in Base64. It has no times, so that an episode that is repeated leaves the same bytes.
+    The outcome is ``{"archive": text, "left_out": [text, ...]}``: the regular files, folders and links below ``/work``
+    as a compressed tar archive in Base64, and which are not in it, with the reason. What the task names under
+    ``OUTPUTS`` comes first, then the smallest files. It has no times, so that an episode that is repeated leaves the
+    same bytes. Where nothing can be packed, ``reason`` says why.
     """
 
     needs_sandbox = True
@@ -67,19 +68,29 @@ class FilesEnvironment(ToolEnvironment):
             raise EnvironmentFailedError(f"the files of the task {task.id!r} cannot be written: {reason}")
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
-        """The archive; empty where the agent's files cannot be packed, or are too many."""
-        result = await sandbox.exec([*isolated_python(task), "-c", _PACK], output_limit=LARGEST, timeout=30.0)
+        """The archive; empty where the agent's files cannot be packed."""
+        limits = task.limits.of(Limits())  # of the sandbox where it is unpacked, into a folder
+        request = {"first": list(task.metadata.get(OUTPUTS, ())), "largest": LARGEST}
+        request |= {"disk": limits.disk * 15 // 16, "files": limits.files - 2}
+        result = await sandbox.exec(
+            [*isolated_python(task), "-c", _PACK, json.dumps(request)],
+            cwd="/",
+            output_limit=LARGEST + _REPORT,
+            timeout=_PACKING,
+        )
+        report, _, archive = result.stdout.partition(b"\n")
         if result.code or result.truncated:
-            return {"archive": "", "too_large": result.truncated}
-        return {"archive": base64.b64encode(result.stdout).decode(), "too_large": False}
+            reason = "time" if result.timed_out else result.stderr[-200:].decode(errors="replace").strip()
+            return {"archive": "", "left_out": [], "reason": reason or f"exit code {result.code}"}
+        return {"archive": base64.b64encode(archive).decode(), "left_out": json.loads(report)}
 
 
 class NamedFilesEnvironment(ToolEnvironment):
     """Tools in a sandbox whose ``/work`` begins with the files of the task, of which a few named ones are kept.
 
     It costs no process of its own: files are written and read from outside. The outcome is ``{"texts": {path: text}}``,
-    of the regular files that the task names under ``OUTPUTS`` and that are there; of none of them, with ``too_large``,
-    where they are larger than ``LARGEST_TEXTS``.
+    of the regular files that the task names under ``OUTPUTS`` and that are there. Those of more than ``LARGEST_TEXT``,
+    and those after ``LARGEST_TEXTS`` together, are not; then ``left_out`` names them with the reason.
     """
 
     needs_sandbox = True
@@ -100,16 +111,19 @@ class NamedFilesEnvironment(ToolEnvironment):
         Raises:
             SandboxError: the sandbox has failed.
         """
-        texts, size, outputs = {}, 0, task.metadata.get(OUTPUTS, ())
+        texts, room, outputs, left_out = {}, LARGEST_TEXTS, task.metadata.get(OUTPUTS, ()), []
         for path in outputs:
             with contextlib.suppress(SandboxError):  # there is no regular file
-                texts[path] = (await sandbox.read(f"/work/{path}")).decode(errors="replace")
-                size += len(json.dumps(texts[path], ensure_ascii=False).encode())
-                if size > LARGEST_TEXTS:
-                    return {"texts": {}, "too_large": True}
+                data = await sandbox.read(f"/work/{path}", LARGEST_TEXT + 1)
+                text = data.decode(errors="replace")
+                size = len(json.dumps(text, ensure_ascii=False).encode()) if len(text) < room else len(text) + 2
+                if len(data) > LARGEST_TEXT or size > room:
+                    left_out.append(f"{path}: {'too large' if len(data) > LARGEST_TEXT else pack_program.TOO_LARGE}")
+                    continue
+                texts[path], room = text, room - size
         if len(texts) < len(outputs):  # is it the agent who left none, or the sandbox that is gone?
             await sandbox.exec(["/bin/sh", "-c", ":"], cwd="/")
-        return {"texts": texts}
+        return {"texts": texts} | ({"left_out": left_out} if left_out else {})
 
 
 def plain_files(task: Task) -> dict[str, bytes]:

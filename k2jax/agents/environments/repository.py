@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator, Mapping
 import contextlib
 import functools
@@ -15,7 +14,7 @@ import tarfile
 import threading
 from typing import Any
 
-from k2jax.agents.environments import repository_program
+from k2jax.agents.environments import repository_program, repository_tests
 from k2jax.agents.environments.files import isolated_python
 from k2jax.agents.environments.git_history import LARGEST_PACK, checked_id, packed_history
 from k2jax.agents.environments.tools import ToolEnvironment
@@ -39,7 +38,14 @@ LARGEST_PATCH = MEBI
 LIMITS = Limits(memory=2048 * MEBI, processes=128, disk=1024 * MEBI, files=100_000, open_files=1024)
 """Of the sandboxes in which an agent works on a repository, and of those in which its patch is tested."""
 _TIMEOUT = 120.0
-_PROGRAM = Path(repository_program.__file__).read_text(encoding="utf-8")
+_PROGRAMS = {
+    mode: Path(program.__file__).read_text(encoding="utf-8")
+    for program, modes in (
+        (repository_program, ("checkout", "diff", "compose")),
+        (repository_tests, ("equip", "build", "run")),
+    )
+    for mode in modes
+}
 
 
 class RepositoryEnvironment(ToolEnvironment):
@@ -63,9 +69,11 @@ class RepositoryEnvironment(ToolEnvironment):
             UserError: its repository cannot be read.
             EnvironmentFailedError: git failed inside.
         """
-        packages = "" if task.image else base64.b64encode(packed_pytest()).decode()
-        header = {"mode": "checkout", "tree": TREE, "packages": packages, "folder": PACKAGES}
+        header = {"mode": "checkout", "tree": TREE}
         await run_program(sandbox, task, header, repositories=self.services.repositories)
+        if not task.image:
+            header = {"mode": "equip", "tree": TREE, "folder": PACKAGES}
+            await run_program(sandbox, task, header, payload=packed_pytest())
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """The agent's patch; empty where it cannot be had, because the agent has left no work tree."""
@@ -74,8 +82,8 @@ class RepositoryEnvironment(ToolEnvironment):
             result = await run_program(sandbox, task, header, LARGEST_PATCH, repositories=self.services.repositories)
         except EnvironmentFailedError as error:
             return {"patch": "", "too_large": False, "error": str(error)}
-        patch = "" if result.truncated else result.stdout.decode(errors="surrogateescape")
-        return {"patch": patch.encode("utf-8", "replace").decode(), "too_large": result.truncated}
+        patch = "" if result.truncated else result.stdout.decode()
+        return {"patch": patch, "too_large": result.truncated}
 
 
 def repository_spec(task: Task, read_only: HostPaths = ()) -> SandboxSpec:
@@ -103,7 +111,8 @@ def packed_pytest() -> bytes:
             for file in files:
                 module = file.name.partition(".")[0]
                 unused = file.parts[:2] == ("pygments", "lexers") and module not in _LEXERS
-                if file.suffix in (".py", ".pyc") and ".." not in file.parts and not unused:
+                is_needed = file.suffix in (".py", ".pyc") or file.name == "METADATA"
+                if is_needed and ".." not in file.parts and not unused:
                     archive.add(file.locate(), str(file))
     return packed.getvalue()
 
@@ -117,12 +126,12 @@ async def run_program(
     *,
     repositories: str | None = None,
 ) -> ExecResult:
-    """Runs ``repository_program`` inside a sandbox.
+    """Runs ``repository_program`` or ``repository_tests`` inside a sandbox.
 
     Args:
         sandbox: where.
         task: with a repository.
-        header: what to do, see the program; the base commit is added.
+        header: what to do, see the programs; the base commit is added, and folders of packages that the task names.
         output_limit: bytes of output that are kept.
         payload: what follows the header; the pack of the task's repository unless it is given.
         repositories: see ``Services``.
@@ -132,7 +141,8 @@ async def run_program(
         SandboxError: the sandbox failed.
         UserError: the repository or its base commit is refused.
     """
-    header = {**header, "base": checked_id(str(task.metadata["base"]))}
+    task_header = {"base": checked_id(str(task.metadata["base"])), "pythonpath": task.metadata.get("pythonpath", [])}
+    header = {**header, **task_header, "private": sandbox.capabilities.file_system == "private"}
     if payload is not None:
         return await _run_with(sandbox, task, header, output_limit, _line(header) + payload)
     folder = _chosen(task, repositories)
@@ -162,7 +172,7 @@ async def _run_with(
     sandbox: Sandbox, task: Task, header: Mapping[str, Any], output_limit: int, stdin: bytes | bytearray
 ) -> ExecResult:
     result = await sandbox.exec(
-        [*isolated_python(task), "-c", _PROGRAM],
+        [*isolated_python(task), "-c", _PROGRAMS[header["mode"]]],
         stdin=stdin,
         env={"PYTHONPATH": ""},
         timeout=header.get("timeout", _TIMEOUT),

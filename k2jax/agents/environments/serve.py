@@ -271,6 +271,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string(
         "tools", [], "A toolset to offer, with its options as tasks write them; repeatable.", **to
     )
+    text = "Most that a task may set of a limit, NAME=value, such as memory=2048 [MiB]; repeatable."
+    flags.DEFINE_multi_string("limits", [], text, **to)
     flags.DEFINE_string("images", "", "Folder that clients may choose images from; empty refuses all.", **to)
     flags.DEFINE_string("repositories", "", "Folder that clients may choose git repositories from, the same.", **to)
 
@@ -280,7 +282,7 @@ def main(values: flags.FlagValues) -> None:
     cli.require(values, "workdir")
     file = (Path(values.workdir) / KEY_FILE).absolute()
     maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=values.repositories)
-    offer = Offer([*values.environments, *(["repository"] if values.repositories else [])], values.tools)
+    offer = Offer([*values.environments, *(["repository"] if values.repositories else [])], values.tools, values.limits)
     limits = {"limit": values.sessions, "timeout": values.timeout, "memory": values.memory * MEBI}
     server = EnvironmentServer(maker, kept_key(file), offer, **limits)
 

@@ -13,6 +13,7 @@ import shlex
 from k2jax.agents.environment import Environment
 from k2jax.agents.options import split_options
 from k2jax.agents.registry import Registry, environments, toolsets
+from k2jax.agents.sandbox.task_limits import chosen_limits
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets import Toolset
 from k2jax.errors import UserError, abbreviate
@@ -36,12 +37,14 @@ class Offer:
     Args:
         environments: beside ``ENVIRONMENTS``, each with its options.
         tools: beside ``TOOLS``, each with its options.
+        limits: most that a task may set, each ``NAME=value``, see ``TaskLimits``; one that is not named, none may set.
 
     Raises:
         UserError: one of them is unknown.
     """
 
-    def __init__(self, environments: Sequence[str] = (), tools: Sequence[str] = ()):
+    def __init__(self, environments: Sequence[str] = (), tools: Sequence[str] = (), limits: Sequence[str] = ()):
+        self._limits = chosen_limits(limits)
         self._environments = {_known(text, "environment") for text in environments}
         self._tools = {_known(text, "toolset") for text in tools}
 
@@ -54,6 +57,9 @@ class Offer:
             text = _text(toolsets, "toolset", tool, task)
             if text not in self._tools and not _is_self_contained(text):
                 _refuse("toolset", "--tools", text)
+        for name, value in task.limits.set_limits().items():
+            if value > self._limits.get(name, 0):
+                _refuse("limit", "--limits", f"{name}={value:g}")
 
 
 def _text(registry: Registry, noun: str, text: str, task: Task) -> str:

@@ -11,9 +11,10 @@ from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observat
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.agents.task import Task
-from k2jax.agents.toolsets.calling import Toolbox
+from k2jax.agents.toolsets.calling import CallResult, Toolbox
 from k2jax.agents.toolsets.types import Toolset, Workplace
 from k2jax.errors import UserError
+from k2jax.trajectory.steps import MOST_CALLS
 
 USER_TURNS = "user_turns"
 """Key of a task's metadata: texts that the user says, one after each answer that calls no tool."""
@@ -24,8 +25,8 @@ class ToolEnvironment(Environment):
 
     An answer that calls no tool is followed by the user's next scripted turn, or ends the episode.
 
-    Calls of one answer are carried out in order. A wrong call shows an error message. What a tool runs on may fail: the
-    error is typed, and the episode is rebuilt or masked.
+    Calls of one answer are carried out in order, up to the task's budget of steps. A wrong call shows an error message.
+    What a tool runs on may fail: the error is typed, and the episode is rebuilt or masked.
 
     An agent that brings its own tools works in the same sandbox; see ``Environment.open_workspace``.
 
@@ -44,6 +45,7 @@ class ToolEnvironment(Environment):
         self._sandbox: Sandbox | None = None
         self._toolbox = Toolbox(())
         self._turns: list[str] = []
+        self._steps = 0
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
@@ -65,7 +67,7 @@ class ToolEnvironment(Environment):
             self._toolsets.append(toolset)  # closed even if it opens halfway
             await toolset.open(Workplace(task, seed, self._sandbox, self.services.spawn))
         self._toolbox = Toolbox(made)
-        self._turns = [str(turn) for turn in task.metadata.get(USER_TURNS, ())]
+        self._turns, self._steps = [str(turn) for turn in task.metadata.get(USER_TURNS, ())], 0
         return Observation(task.instruction)
 
     async def step(self, action: Message) -> Step:
@@ -76,7 +78,8 @@ class ToolEnvironment(Environment):
         """
         calls = action.get("tool_calls") or ()
         if calls:
-            return Step(Observation(tuple([await self._result(call) for call in calls])))
+            return Step(Observation(tuple([await self._result(call, number) for number, call in enumerate(calls)])))
+        self._steps += 1
         if self._turns:
             return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
         return Step(Observation(), terminated=True, info=await self.outcome(self._task, self._sandbox))
@@ -86,7 +89,7 @@ class ToolEnvironment(Environment):
         await self.close()
         if self.services.backend is None:
             raise UserError(f"the environment {task.environment!r} needs a sandbox; name a backend")
-        spec = joined_spec(self.spec(task, needs.read_only), needs)
+        spec = joined_spec(self._limited_spec(task, needs.read_only), needs)
         self._task, self._sandbox = task, await self.services.backend().open(spec)
         await self.prepare(task, self._sandbox)
         return self._sandbox
@@ -134,10 +137,21 @@ class ToolEnvironment(Environment):
         if self.services.backend is None:
             raise UserError(f"the toolset {needing[0]!r} of the task {task.id!r} needs a sandbox; name a backend")
         shown = dict.fromkeys(path for toolset in made for path in toolset.read_only)
-        return await self.services.backend().open(self.spec(task, tuple(shown)))
+        return await self.services.backend().open(self._limited_spec(task, tuple(shown)))
 
-    async def _result(self, call: Mapping[str, Any]) -> Message:
-        result = await self._toolbox.call(call)
+    def _limited_spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
+        spec = self.spec(task, read_only)
+        return dataclasses.replace(spec, limits=task.limits.of(spec.limits))
+
+    async def _result(self, call: Mapping[str, Any], number: int) -> Message:
+        limit = self._task.budget.steps if self._task is not None else None
+        if number >= MOST_CALLS:
+            result = CallResult(f"Error: an answer may call {MOST_CALLS} tools at most", is_error=True)
+        elif limit is not None and self._steps >= limit:
+            result = CallResult("Error: the budget of steps is used up", is_error=True)
+        else:
+            result = await self._toolbox.call(call)
+        self._steps += 1
         name = (call.get("function") or {}).get("name") or "tool"
         message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
         return message | ({"is_error": True} if result.is_error else {})

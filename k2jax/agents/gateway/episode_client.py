@@ -28,6 +28,7 @@ class EpisodeClient(Client):
         client: generates.
 
     Attributes:
+        processor: processor time of the agent so far [s]; none is known until somebody sets it.
         failed: gets the exception with which the client failed.
         refused: why a prompt was refused, such as its length; None where none was.
     """
@@ -36,6 +37,8 @@ class EpisodeClient(Client):
         self._client, self._context = client, contextvars.copy_context()
         self._turn = asyncio.Lock() if client.one_at_a_time else contextlib.nullcontext()
         self._waiting, self._since, self._waited = 0, 0.0, 0.0
+        self._worked = 0.0  # processor time of the agent when it began to wait
+        self.processor: Callable[[], float] = lambda: 0.0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused: str | None = None
 
@@ -50,8 +53,15 @@ class EpisodeClient(Client):
 
     @property
     def waited(self) -> float:
-        """Time in which at least one answer was awaited [s]."""
-        return self._waited + (time.monotonic() - self._since if self._waiting else 0.0)
+        """Time in which at least one answer was awaited, without the processor time of the agent meanwhile [s].
+
+        A thread that always asks does not stop the clock of another one that works.
+        """
+        return self._waited + (self._idle() if self._waiting else 0.0)
+
+    def _idle(self) -> float:
+        worked = max(0.0, self.processor() - self._worked)
+        return max(0.0, time.monotonic() - self._since - worked)
 
     async def generate(
         self,
@@ -72,7 +82,7 @@ class EpisodeClient(Client):
 
     async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if not self._waiting:
-            self._since = time.monotonic()
+            self._since, self._worked = time.monotonic(), self.processor()
         self._waiting += 1
         try:
             async with self._turn:
@@ -84,9 +94,9 @@ class EpisodeClient(Client):
                 self.failed.exception()  # whoever waits sees it; nobody has to
             raise
         finally:
+            if self._waiting == 1:
+                self._waited += self._idle()
             self._waiting -= 1
-            if not self._waiting:
-                self._waited += time.monotonic() - self._since
 
 
 class EpisodeMedia:

@@ -162,7 +162,7 @@ class Exchange:
             self._deltas.put_nowait(ApiError(500, "internal error; the gateway's log has the details"))
         finally:
             if reserved is not None:
-                await session.release(reserved[1], self._prepared.history > 0)
+                await session.release(reserved[1], len(self._prepared.encoded.prompt), self._prepared.history > 0)
 
     async def _generate(self, turn: int, sampling: Sampling) -> Delta:
         """Generates and records an answer; returns its last delta."""

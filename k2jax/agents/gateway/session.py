@@ -17,6 +17,7 @@ from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHisto
 from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.client import Completion, Sampling
 from k2jax.trajectory import Node, Trajectory
+from k2jax.trajectory.steps import steps_of_answer
 from k2jax.trajectory.types import ROOT
 
 MOST_OVER_BUDGET = 100
@@ -60,10 +61,10 @@ class GatewaySession:
         self.ending = asyncio.Lock()
         self._card, self._write = card, write
         self._turns = 0  # calls of the model so far, of any kind
-        self._steps = 0  # answers so far that are no side calls
+        self._used = Counter[str]()  # by recorded answers: steps, side calls, tokens of prompts
+        self._running_use = Counter[str]()  # by running answers, each of which takes a step at least
         self._recorded = 0  # bytes, roughly
         self._reserved = 0  # tokens that running answers may still take
-        self._running_steps = 0  # answers of them that are no side calls
         self._changed = asyncio.Condition()
 
     @property
@@ -104,27 +105,26 @@ class GatewaySession:
 
         Args:
             prompt_tokens: length of the prompt.
-            is_side: whether it is a side call, which takes no step.
+            is_side: whether it is a side call, which takes no step but one of the side calls.
 
         Returns:
             The number of the call and its sampling; None where the budget is used up.
         """
-        budget, sampling = self.spec.budget, self.spec.sampling
+        budget, sampling, use = self.spec.budget, self.spec.sampling, _use(prompt_tokens, is_side)
         async with self._changed:
             while True:
-                if not is_side and budget.steps is not None and self._steps >= budget.steps:
+                if self._is_used_up(use, self._used):
                     return None
                 left = sampling.max_tokens if budget.tokens is None else budget.tokens - self.sampled_tokens
                 wanted = min(sampling.max_tokens, self._card.max_length - prompt_tokens, left)
                 if wanted < 1:
                     return None
                 has_tokens = budget.tokens is None or self._reserved + wanted <= left
-                has_steps = is_side or budget.steps is None or self._steps + self._running_steps < budget.steps
-                if has_tokens and has_steps:
+                if has_tokens and not self._is_used_up(use, self._used + self._running_use):
                     break
                 await self._changed.wait()
             self._reserved += wanted
-            self._running_steps += not is_side
+            self._running_use += use
             self.running += 1
             turn, self._turns = self._turns, self._turns + 1
         assert self._card.chat is not None
@@ -147,11 +147,16 @@ class GatewaySession:
         if sum("over_budget" in request for request in self.requests) >= MOST_OVER_BUDGET:
             raise ApiError(429, "the budget of this rollout is used up", code="insufficient_quota")
 
-    async def release(self, sampling: Sampling, is_side: bool) -> None:
+    def _is_used_up(self, use: Counter[str], used: Counter[str]) -> bool:
+        """Whether nothing is left of a limit that an answer would use."""
+        limits = self.spec.limits()
+        return any(name in limits and used[name] >= limits[name] for name in use)
+
+    async def release(self, sampling: Sampling, prompt_tokens: int, is_side: bool) -> None:
         """Gives back what ``reserve`` set aside, after the answer is recorded or failed."""
         async with self._changed:
             self._reserved -= sampling.max_tokens
-            self._running_steps -= not is_side
+            self._running_use -= _use(prompt_tokens, is_side)
             self.running -= 1
             self._changed.notify_all()
 
@@ -220,12 +225,14 @@ class GatewaySession:
         request["node"] = history.add(dataclasses.replace(answer, parent=parent), key)
         self._turns = max(self._turns, answer.turn + 1)
         self._recorded += sum(map(addition_bytes, additions)) + answer.tokens.nbytes * 8
+        use = _use(request.get("prompt_tokens", 0), request["history"] > 0)
+        self._used += use
+        self._used["steps"] += (steps_of_answer(answer.message) - 1) * use["steps"]
         self._add(request)
 
     def _add(self, request: dict[str, Any]) -> None:
         self.requests.append(request)
         self.sampled_tokens += request["tokens"]
-        self._steps += request["history"] == 0 and request["tokens"] > 0
         self._recorded += _RECORD_BYTES
 
     def sampled_node(
@@ -242,6 +249,11 @@ class GatewaySession:
         metadata = {**self.spec.metadata, "rollout": self.name}
         about = {"metadata": metadata, "purpose": self.spec.purpose}
         return RecordedHistory(Trajectory(self.spec.task, self.spec.domain, self.spec.key, **about), card)
+
+
+def _use(prompt_tokens: int, is_side: bool) -> Counter[str]:
+    """What an answer takes of the limits of a rollout, at least."""
+    return Counter({"side_calls" if is_side else "steps": 1, "prompt_tokens": prompt_tokens})
 
 
 _PLAIN = ("turn", "temperature", "finish", "message")

@@ -26,9 +26,11 @@ class GatewayRollout:
         key: (step, prompt, sample) of the trajectory; with ``purpose`` and ``sampling.seed`` it decides all random
             numbers.
         sampling: of every answer, whatever the client asks for; ``max_tokens`` is of one answer.
-        budget: tokens over all answers, and calls of the model that are no side calls.
+        budget: tokens over all answers, tokens over all prompts, and steps over the answers that are no side calls. A
+            rollout has no sub-agents of its own, so its critical steps are its steps.
         declares_tools: whether the agent's own turns declare tools: a request without tools is then a side call (a
             title, a summary), a trajectory of its own.
+        side_calls: most side calls that are answered; None is twice the steps and 8 more where these have a limit.
         train_side_calls: whether tokens of side calls are marked for training.
         metadata: JSON values, kept in the trajectory; not under the names of RESERVED.
         purpose: what the episode is for: ``train``, ``eval`` or ``budget``.
@@ -41,6 +43,7 @@ class GatewayRollout:
     budget: Budget = dataclasses.field(default_factory=Budget)
     declares_tools: bool = True
     train_side_calls: bool = False
+    side_calls: int | None = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     purpose: Purpose = "train"
 
@@ -49,7 +52,8 @@ class GatewayRollout:
         kinds: dict[str, type] = {"task": str, "domain": str, "declares_tools": bool, "train_side_calls": bool}
         wrong = [name for name, kind in kinds.items() if type(getattr(self, name)) is not kind]
         counts = {name: getattr(self.sampling, name) for name in ("max_tokens", "top_k", "seed")}
-        limits = {name: value for name, value in dataclasses.asdict(self.budget).items() if value is not None}
+        budget = dataclasses.asdict(self.budget) | {"side_calls": self.side_calls}
+        limits = {name: value for name, value in budget.items() if value is not None}
         wrong += [name for name, value in (counts | limits).items() if type(value) is not int or value < 0]
         wrong += ["stop_tokens"] * any(type(token) is not int or token < 0 for token in self.sampling.stop_tokens)
         wrong += ["metadata"] * (not isinstance(self.metadata, Mapping) or not RESERVED.isdisjoint(self.metadata))
@@ -70,6 +74,14 @@ class GatewayRollout:
                 "top_logprobs"
             )
 
+    def limits(self) -> dict[str, int]:
+        """What all recorded answers may use: those of ``steps``, ``side_calls`` and ``prompt_tokens`` with a limit."""
+        budget = self.budget
+        steps = min((limit for limit in (budget.steps, budget.critical_steps) if limit is not None), default=None)
+        side_calls = self.side_calls if self.side_calls is not None or steps is None else 2 * steps + 8
+        limits = {"steps": steps, "side_calls": side_calls, "prompt_tokens": budget.prompt_tokens}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
     def to_json(self) -> dict[str, Any]:
         """The values as JSON; ``from_json`` is the inverse."""
         return dataclasses.asdict(self)
@@ -86,7 +98,7 @@ class GatewayRollout:
             sampling = dict(values.get("sampling") or {})
             sampling["stop_tokens"] = tuple(sampling.get("stop_tokens") or ())
             values["sampling"] = Sampling(**sampling)
-            values["budget"] = Budget(**(values.get("budget") or {}))
+            values["budget"] = Budget.from_json(values.get("budget") or {})
             values["key"] = tuple(values.get("key") or (0, 0, 0))
             spec = cls(**values)
             spec.check()

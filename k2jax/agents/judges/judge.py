@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hashlib
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.errors import VerifierError
@@ -15,13 +16,15 @@ from k2jax.agents.judges.judge_formats import Choice, Comparison, JudgeFormat
 from k2jax.agents.judges.rubrics import Rubric
 from k2jax.agents.messages import read_message
 from k2jax.agents.verdicts import COMPARED, LoggedVerdict, VerdictLog
-from k2jax.client import Client, Sampling
+from k2jax.client import ChatEndpoint, Client, PromptTooLongError, Sampling
 from k2jax.errors import InfrastructureError
 from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward
 
 _VALUES: dict[Choice, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
+TOO_LONG = "the question is longer than the judge reads"
+"""What stands in the place of the words of a judge that was not asked; a long answer must not choose to be masked."""
 _SHOWN = 2000  # characters of the judge's reasons that the log keeps
 
 
@@ -45,7 +48,7 @@ class JudgeAnswer(NamedTuple):
     """What a judge said of a comparison.
 
     Attributes:
-        choice: its verdict; None where it gave none that can be read, or the question is too long.
+        choice: its verdict; None where it gave none that can be read. A question that is too long is a tie.
         said: its words, cut as the log keeps them.
     """
 
@@ -127,17 +130,46 @@ class Judge:
     async def _verdict(self, comparison: Comparison, rubrics: tuple[Rubric, ...], digest: str) -> LoggedVerdict:
         prompt = self.prompt(comparison, rubrics)
         if prompt is None:
-            return _logged(digest, None, "")
-        sampling = Sampling(max_tokens=self._max_tokens, temperature=0.0, stop_tokens=(self._chat.end,))
+            return _logged(digest, "tie", TOO_LONG)
         try:
             async with self._turn:
-                completion = await self._client.generate(prompt, sampling)
+                said, finish = await self._ask(self._style.ask(comparison, rubrics), prompt)
         except InfrastructureError as error:
             return LoggedVerdict(digest, None, f"no verdict of the judge {self._name}: {error}")
-        if completion.finish == "cancelled":
+        except PromptTooLongError as error:
+            return _logged(digest, "tie", f"{TOO_LONG}: {error}")
+        if finish == "cancelled":
             return LoggedVerdict(digest, None, f"the judge {self._name} was interrupted")
-        said = str(read_message(self._tokenizer, self._chat, completion.tokens).get("content") or "")
-        return _logged(digest, self._style.read(said) if completion.finish == "stop" else None, said)
+        return _logged(digest, self._style.read(said) if finish == "stop" else None, said)
+
+    async def _ask(self, question: str, prompt: Sequence[int]) -> tuple[str, str]:
+        """What the model says, and the finish reason."""
+        sampling = Sampling(max_tokens=self._max_tokens, temperature=0.0, stop_tokens=(self._chat.end,))
+        completion = await self._client.generate(prompt, sampling)
+        return str(read_message(self._tokenizer, self._chat, completion.tokens).get("content") or ""), completion.finish
+
+
+class ChatJudge(Judge):
+    """Asks any chat endpoint, by text alone: it needs neither the model's tokenizer nor its tokens.
+
+    Args:
+        endpoint: the server.
+        style: what it is asked.
+        options: ``max_tokens``, ``log`` and ``concurrency`` of ``Judge``.
+    """
+
+    def __init__(self, endpoint: ChatEndpoint, style: JudgeFormat, **options: Any):
+        super().__init__(None, None, None, style, name=endpoint.model, **options)
+        self._endpoint = endpoint
+
+    def prompt(self, comparison: Comparison, rubrics: tuple[Rubric, ...]) -> list[int] | None:
+        """No token ids: the endpoint alone knows them, and what is too long for it."""
+        return []
+
+    async def _ask(self, question: str, prompt: Sequence[int]) -> tuple[str, str]:
+        messages = [{"role": "user", "content": question}]
+        answer = await self._endpoint.answer(messages, max_tokens=self._max_tokens)
+        return answer.text, answer.finish
 
 
 def _logged(digest: str, choice: Choice | None, said: str) -> LoggedVerdict:

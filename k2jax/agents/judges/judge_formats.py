@@ -20,7 +20,13 @@ Choice = Literal["first", "second", "tie"]
 LETTERS: dict[Choice, str] = {"first": "A", "second": "B", "tie": "="}
 OTHER: dict[Choice, Choice] = {"first": "second", "second": "first", "tie": "tie"}
 """The same verdict with the answers in the other order."""
-_VERDICT = re.compile(r"\s*Verdict: (A|B|tie)\s*")
+_MARKS = r"[^\w\n]{0,20}"  # bounded, so that a line of marks is read in linear time
+_VERDICT = re.compile(
+    rf"{_MARKS}(?:(?:my |the )?final )?verdict{_MARKS}[:=]{_MARKS}(?:is )?(?:answer |response )?(a|b|tie){_MARKS}",
+    re.IGNORECASE,
+)
+_LAST_LINES = 3
+"""Lines of an answer, from the last that is not empty, of which one may be the verdict."""
 _MARK_BYTES = 8
 
 
@@ -94,9 +100,10 @@ def _mark(comparison: Comparison) -> str:
 
 
 def _read_chat(text: str) -> Choice | None:
-    lines = [line for line in text.splitlines() if line.strip()]
-    found = _VERDICT.fullmatch(lines[-1]) if lines else None
-    return {"A": "first", "B": "second", "tie": "tie"}[found[1]] if found else None
+    """The last line that is a verdict, of the last ones behind the reasoning; marks and case are passed over."""
+    lines = [line for line in text.rpartition("</think>")[2].splitlines() if line.strip()]
+    verdicts = [match[1].lower() for line in lines[-_LAST_LINES:] if (match := _VERDICT.fullmatch(line))]
+    return {"a": "first", "b": "second", "tie": "tie"}[verdicts[-1]] if verdicts else None
 
 
 def _write_chat(choice: Choice, reasons: str) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from k2jax.agents.errors import VerifierError
 from k2jax.agents.judges.hack_check import is_hack
 from k2jax.agents.judges.judge_formats import OTHER, Choice, Comparison, question_of
 from k2jax.agents.judges.verdict_metrics import JudgedPair, Verdict
@@ -21,7 +22,7 @@ from k2jax.trajectory import Reward, Trajectory
 
 WIN, TIE, LOSS = 1.0, 0.5, 0.0
 UNKNOWN = float("nan")
-"""Outcome of a pair about which the infrastructure withheld a verdict."""
+"""Outcome of a pair about which there is no verdict: the judge could not be asked, or said nothing that can be read."""
 
 Answer = Choice | None | InfrastructureError
 """What a judge said in one order: a verdict, nothing that can be read, or why it could not be asked."""
@@ -85,20 +86,25 @@ class Tournament:
         return wins_NN
 
     def rewards(self, replies: Mapping[Pair, tuple[Answer, Answer]]) -> dict[int, Reward | InfrastructureError]:
-        """The reward of every sample: its mean win over the others; an error for one with an unknown outcome.
+        """The reward of every sample: its mean win over the others.
 
-        A barred answer gets 0, also beside other barred ones and where nothing is known; an answer without others
-        gets that of a tie.
+        A pair about which the judge said nothing that can be read is left out of the mean. An error takes the place of
+        a reward where the judge could not be asked about a pair of the answer, and where no pair of it is left. A
+        barred answer gets 0, also beside other barred ones and where nothing is known; an answer without others gets
+        that of a tie.
         """
-        wins_NN, failed = self.wins(replies), _first_error(replies)
+        wins_NN = self.wins(replies)
         rewards: dict[int, Reward | InfrastructureError] = {}
         for place, answer in enumerate(self.answers):
-            others = np.delete(wins_NN[place], place)
+            outcomes = np.delete(wins_NN[place], place)
+            others = outcomes[~np.isnan(outcomes)]
             info = {"won": int((others == WIN).sum()), "tied": int((others == TIE).sum()), "of": len(others)}
             if answer.barred:
                 rewards[answer.sample] = Reward(LOSS, info=info | {answer.barred: True})
-            elif np.isnan(others).any():
-                rewards[answer.sample] = failed
+            elif error := _first_error({pair: said for pair, said in replies.items() if place in pair}):
+                rewards[answer.sample] = error
+            elif len(outcomes) and not len(others):
+                rewards[answer.sample] = VerifierError("the judge gave no verdict that can be read on any pair of it")
             else:
                 rewards[answer.sample] = Reward(mean_win(others), info=info)
         return rewards
@@ -123,9 +129,9 @@ def both_orders(forth: Answer, back: Answer) -> tuple[float, float]:
     """Outcomes of the first and the second answer of a pair, from what was said in its order and in the other one.
 
     A verdict counts where both orders name the same answer. Anything else is a tie: contradiction, a tie in one of the
-    orders, or an answer of the judge without a verdict, which is the judge's mistake and nobody else's.
+    orders, or one answer of the judge without a verdict. Two of these say nothing about the pair.
     """
-    if isinstance(forth, InfrastructureError) or isinstance(back, InfrastructureError):
+    if isinstance(forth, InfrastructureError) or isinstance(back, InfrastructureError) or forth is back is None:
         return UNKNOWN, UNKNOWN
     if forth in (None, "tie") or back != OTHER[forth]:
         return TIE, TIE

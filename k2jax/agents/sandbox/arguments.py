@@ -10,7 +10,7 @@ from typing import Any
 
 from k2jax.agents.sandbox import seccomp
 from k2jax.agents.sandbox.launcher import Invocation, json_records
-from k2jax.agents.sandbox.mount_namespace import NOBODY, SandboxStage
+from k2jax.agents.sandbox.mount_namespace import NOBODY, TERMINALS, SandboxStage
 
 _NOT_FROM_IMAGE = {"dev", "proc", "run", "sys", "tmp", "work"}
 """What an image has at the places of a sandbox's own folders, which is not shown, be it a folder or a link."""
@@ -37,7 +37,7 @@ def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mappin
         arguments += ["--symlink" if is_link else "--ro-bind", source, inside]
     for inside, source in read_only.items():
         arguments += ["--ro-bind", source, inside]
-    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", str(box / TERMINALS), "/dev/pts"]
     for name, inside in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("work", "/work")):
         arguments += ["--bind", str(box / name), inside]
     # A process may write to the memory of another of its user in /proc, the first one's too, which tells exit codes.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable
+import functools
 import os
 import sys
 import time
 
-from k2jax.agents.sandbox.attacks import ATTACKS
+from k2jax.agents.sandbox.attacks import ATTACKS, Attack
 from k2jax.agents.sandbox.backends import BACKENDS, make_backend
+from k2jax.agents.sandbox.exhaustion import COUNTED, exhausted
 from k2jax.agents.sandbox.hostile import LIMITS, Outside, attempt
 from k2jax.agents.sandbox.interpreter import HostPython, host_python
 from k2jax.agents.sandbox.namespaces import NamespaceBackend
@@ -74,6 +76,8 @@ async def _check(name: str, backend: SandboxBackend, attacks: bool, say: Callabl
     await _one_command(backend, spec)  # starts what the backend needs
     milliseconds = await _one_command(backend, spec)
     say(f"{name}: works; {milliseconds:.0f} ms to open, run a command and close")
+    if isinstance(backend, NamespaceBackend):
+        say(f"  program: {backend.program}")
     _say_capabilities(backend.capabilities, say)
     async with await backend.open(spec) as sandbox:
         probe = await sandbox.exec([python.executable, "-I", "-S", "-c", _PROBE])
@@ -119,22 +123,28 @@ def _namespace(kind: str) -> str:
 
 
 async def _attack(backend: SandboxBackend, spec: SandboxSpec, python: str, say: Callable[[str], None]) -> bool:
-    contained, left = 0, set
-    if isinstance(backend, NamespaceBackend):
+    async def attacked(attack: Attack) -> str:
+        with Outside() as outside:
+            async with await backend.open(spec) as sandbox:
+                return await attempt(attack, sandbox, outside, python=python, left=left)
+
+    left, tried = set, {name: functools.partial(attacked, attack) for name, attack in ATTACKS.items()}
+    if isinstance(backend, NamespaceBackend):  # its sandboxes are processes of one user of this machine
         left = backend.running
-    for name, attack in ATTACKS.items():
+        for kind in COUNTED:
+            tried[f"all {kind} taken"] = functools.partial(exhausted, kind, backend, spec, python)
+    contained = 0
+    for name, attempted in tried.items():
         begun = time.perf_counter()
         try:
-            with Outside() as outside:
-                async with await backend.open(spec) as sandbox:
-                    how = await attempt(attack, sandbox, outside, python=python, left=left)
+            how = await attempted()
         except InfrastructureError as error:
             how = f"the sandbox failed: {error}"
         contained += not how
         verdict = f"NOT CONTAINED, {how}" if how else "contained"
         say(f"  {name}: {verdict} ({time.perf_counter() - begun:.1f} s)")
-    say(f"  {contained} of {len(ATTACKS)} attacks contained")
-    return contained == len(ATTACKS)
+    say(f"  {contained} of {len(tried)} attacks contained")
+    return contained == len(tried)
 
 
 def command() -> None:

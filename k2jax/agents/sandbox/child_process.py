@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 
+from k2jax.agents.sandbox.counted_namespace import enter_counted_namespace
 from k2jax.agents.sandbox.launcher import Invocation
 from k2jax.agents.sandbox.mount_namespace import enter_mounts
 
@@ -126,6 +127,7 @@ def _become(plan: Plan, standard: list[int], passed: list[tuple[int, int]]) -> N
             resource.setrlimit(number, (lowest, lowest))
         if plan.user is not None:
             _drop_to(plan.user)
+        enter_counted_namespace()
         os.execve(plan.program, plan.invocation.argv, {})
     except BaseException as error:
         with contextlib.suppress(OSError):

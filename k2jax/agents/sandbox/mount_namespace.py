@@ -19,7 +19,7 @@ _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT = 1, 2, 4, 8, 0x20
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 1 << 18
 _DETACH, _NO_FOLLOW = 2, 8
-_SUBREAPER = 36
+_SUBREAPER, _DUMPABLE = 36, 4
 _ETC = {
     "passwd": f"root:x:0:0::/work:/bin/sh\nsandbox:x:{NOBODY}:{NOBODY}::/work:/bin/sh\n",
     "group": f"root:x:0:\nsandbox:x:{NOBODY}:\n",
@@ -30,6 +30,10 @@ _ETC_OF_HOST = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "lo
 """What programs in /usr need of the host's /etc; it holds no names and no keys."""
 _SHARED = {"work": 0o755, "tmp": 0o1777, "shm": 0o1777}
 """Folders of a sandbox and their modes; inside they are /work, /tmp and /dev/shm."""
+TERMINALS = "pts"
+"""The folder of a sandbox's own pseudo-terminals; inside it is /dev/pts."""
+_TERMINAL_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=32"
+"""The kernel has a few thousand pseudo-terminals for all sandboxes together."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,6 +89,23 @@ def enter_mounts(namespace: int) -> None:
     _call("setns", namespace, _NEW_MOUNTS)
 
 
+def new_user_namespace() -> None:
+    """Moves this process, which has a single thread, into a user namespace of its own, without users yet.
+
+    Raises:
+        OSError: the machine does not allow it.
+    """
+    _call("unshare", _NEW_USERS)
+    _call("prctl", _DUMPABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # else its files in /proc belong to root
+
+
+def map_one_user(user: int, outside: int, group: int, group_outside: int) -> None:
+    """Maps a user and a group of this process's new user namespace to those that it had outside."""
+    maps = {"uid_map": f"{user} {outside} 1", "gid_map": f"{group} {group_outside} 1"}
+    for name, text in ({"setgroups": "deny"} | maps).items():
+        Path("/proc/self", name).write_text(text)
+
+
 class SandboxStage:
     """The folder of all sandboxes of one spawner.
 
@@ -104,9 +125,10 @@ class SandboxStage:
         self._visible: dict[str, Path] = {}
         self._hidden = False
         if self.user is None:
-            self._enter_user_namespace()
-        else:
-            _call("unshare", _NEW_MOUNTS)
+            user, group = os.geteuid(), os.getegid()
+            new_user_namespace()
+            map_one_user(0, user, 0, group)
+        _call("unshare", _NEW_MOUNTS)
         _mount("none", Path("/"), None, _RECURSIVE | _PRIVATE)
         _mount("tmpfs", path, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=16m")
         for folder in ("etc", "boxes", "visible"):
@@ -116,13 +138,6 @@ class SandboxStage:
         for name in _ETC_OF_HOST:
             _copy(Path("/etc", name), path / "etc" / name)
         self._namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-
-    @staticmethod
-    def _enter_user_namespace() -> None:
-        user, group = os.geteuid(), os.getegid()
-        _call("unshare", _NEW_MOUNTS | _NEW_USERS)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            Path("/proc/self", name).write_text(text)
 
     def forget(self, folder: str) -> None:
         """Unmounts a folder of the host and all below it where this process alone sees that, if it may.
@@ -172,7 +187,7 @@ class SandboxStage:
         self._hidden = True
 
     def make_box(self, box: Path, *, disk: int, files: int) -> BoxFiles:
-        """Mounts a new tmpfs for one sandbox, with its folders ``work``, ``tmp`` and ``shm``.
+        """Mounts a new tmpfs for one sandbox, with its folders ``work``, ``tmp``, ``shm`` and ``pts``.
 
         What it shows of the host must have been made visible before.
 
@@ -183,12 +198,14 @@ class SandboxStage:
         _call("unshare", _NEW_MOUNTS)  # a copy, in which this process is until it has made the files
         try:
             owner = self.user or 0
-            options = f"mode=0755,size={disk},nr_inodes={files + 1 + len(_SHARED)},uid={owner},gid={owner}"
+            options = f"mode=0755,size={disk},nr_inodes={files + 2 + len(_SHARED)},uid={owner},gid={owner}"
             _mount("tmpfs", box, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
             for folder, mode in _SHARED.items():
                 (box / folder).mkdir()
                 os.chown(box / folder, owner, owner)
                 (box / folder).chmod(mode)
+            (box / TERMINALS).mkdir()
+            _mount("devpts", box / TERMINALS, "devpts", _NO_SETUID | _NO_PROGRAMS, _TERMINAL_OPTIONS)
             root = os.open(box, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 return BoxFiles(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), root)

@@ -85,6 +85,11 @@ class NamespaceBackend(abc.ABC):
     def _find(self) -> tuple[str, str]:
         """Path of the program, and the folder that it is relative to or an empty one; UserError where it is missing."""
 
+    @property
+    def program(self) -> str:
+        """Path of the program that isolates."""
+        return os.path.join(self._folder, self._program)
+
     def close(self) -> None:
         """Ends the spawner and all sandboxes; the next ``open`` starts another."""
         with self._lock:

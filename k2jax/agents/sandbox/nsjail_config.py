@@ -18,7 +18,7 @@ from typing import Any
 from k2jax.agents.sandbox import seccomp
 from k2jax.agents.sandbox.arguments import root_entries
 from k2jax.agents.sandbox.launcher import Invocation, json_records
-from k2jax.agents.sandbox.mount_namespace import NOBODY, SandboxStage
+from k2jax.agents.sandbox.mount_namespace import NOBODY, TERMINALS, SandboxStage
 
 FIRST_PROCESS = (
     'exec 3>&2 2>/dev/null; cd -- "$1" 2>&3 || exit 127; shift; unset OLDPWD; (exec "$@") 2>&3 3>&-; exit $?'
@@ -58,7 +58,7 @@ class NsjailLauncher:
             *(_bind(str(stage.visible(source)), inside) for inside, source in record["read_only"].items()),
             *(_bind(f"/dev/{name}", f"/dev/{name}", "rw: true") for name in _DEVICES),
             *(_link(target, f"/dev/{name}") for name, target in (_LINKS | {"ptmx": "pts/ptmx"}).items()),
-            'mount { dst: "/dev/pts" fstype: "devpts" options: "newinstance,ptmxmode=0666,mode=620" rw: true }',
+            _bind(str(box / TERMINALS), "/dev/pts", "rw: true"),
             *(_bind(str(box / name), inside, "rw: true nosuid: true nodev: true") for name, inside in _BOX.items()),
             f"seccomp_string: {_quoted(self._filter)}",
         ]

@@ -33,8 +33,8 @@ from k2jax.agents.sandbox.types import (
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
 
-LONGEST_WORD, LONGEST_COMMAND = 1 << 17, 1 << 18
-"""Bytes of one argument, which is the kernel's limit, and of all of them, which go through the address of a request."""
+_LONGEST_COMMAND = 1 << 18
+"""Bytes of all words of a command, which go through the address of a request."""
 _RUN = """
 exec 3>&2 2>/dev/null
 n=$1 p=$2 v=$3 f=$4; shift 4
@@ -103,6 +103,8 @@ class RemoteSandbox(Sandbox):
         limits: ``processes`` and ``memory`` of each command, where the machine itself has none.
     """
 
+    longest_command = _LONGEST_COMMAND
+
     def __init__(self, spec: SandboxSpec, capabilities: Capabilities, *, python: str, limits: Mapping[str, int]):
         super().__init__(capabilities, ENVIRONMENT | dict(spec.env))
         self._python = python
@@ -155,12 +157,8 @@ class RemoteSandbox(Sandbox):
     def _problem(self, command: Command) -> bytes | None:
         if (problem := super()._problem(command)) is not None:
             return problem
-        try:
-            sizes = [len(word.encode()) for word in command_words(command)]
-        except UnicodeEncodeError:
+        if any("\udc80" <= character <= "\udcff" for word in command_words(command) for character in word):
             return b"a word of the command holds bytes that are no UTF-8"
-        if max(sizes) >= LONGEST_WORD or sum(sizes) > LONGEST_COMMAND:
-            return b"the command's arguments are too long"
         return None
 
     async def _started(self, command: Command) -> ExecResult:

@@ -187,13 +187,14 @@ class RunningCommand:
             os.close(self._child.block)
         *stdout, stderr = (bytes(kept) for kept in self._outputs.values())
         stdout = b"".join(stdout)
-        self._done(self._result(stdout, stderr), stdout + stderr)
+        self._done(*self._result(stdout, stderr))
 
-    def _result(self, stdout: bytes, stderr: bytes) -> dict[str, Any]:
+    def _result(self, stdout: bytes, stderr: bytes) -> tuple[dict[str, Any], bytes]:
+        """The record of the result, and both outputs."""
         statuses = self._launcher.told(bytes(self._status))
         code, failure = statuses.get("exit-code", self._code), None
-        if statuses.get("errno") == errno.E2BIG:
-            code = 127
+        if statuses.get("errno") == errno.E2BIG:  # a machine whose limit is lower than what is checked before
+            code, stderr = 127, stderr or os.strerror(errno.E2BIG).encode()
         elif "error" in statuses:
             failure = statuses["error"]
         elif "exit-code" not in statuses and "started" not in statuses and (code <= 128 or code == _OWN_FAILURE):
@@ -201,7 +202,7 @@ class RunningCommand:
                 code = 127
             else:
                 failure = stderr.decode(errors="replace").strip() or f"it ended with code {code} before the command"
-        return {
+        record = {
             "failure": None if self._timed_out else failure,
             "code": 128 + signal.SIGKILL if self._timed_out else code,
             "stdout": len(stdout),
@@ -210,6 +211,7 @@ class RunningCommand:
             "out_of_memory": self._memory_kills() > self._kills,
             "truncated": self._truncated,
         }
+        return record, stdout + stderr
 
 
 def parent_of(pid: int) -> int:

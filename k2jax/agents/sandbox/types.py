@@ -11,6 +11,11 @@ from typing import Any, NamedTuple, Protocol, Self
 from k2jax.errors import InfrastructureError
 
 MEBI = 1 << 20
+LONGEST_WORD = 32 * 4096 - 1
+"""Bytes of one argument, or of a variable with its name, that the kernel gives to a program."""
+LONGEST_COMMAND = 2 * MEBI - (1 << 16)
+"""Bytes of all of them: a quarter of a stack of 8 MiB, less what the isolating program adds."""
+_BYTES_OF_A_WORD = 1 + 8  # the null character behind it, and the pointer to it
 
 
 class SandboxError(InfrastructureError):
@@ -131,7 +136,12 @@ class Sandbox(abc.ABC):
     Args:
         capabilities: those of its backend.
         env: variables of every command.
+
+    Attributes:
+        longest_command: bytes of all words and variables of a command.
     """
+
+    longest_command = LONGEST_COMMAND
 
     def __init__(self, capabilities: Capabilities, env: Mapping[str, str]):
         self.capabilities, self._env = capabilities, dict(env)
@@ -207,21 +217,32 @@ class Sandbox(abc.ABC):
         """Why the kernel would take no such command; None where it would."""
         if not command.argv:
             return b"there is no command"
+        if any(not name or "=" in name for name in command.env):
+            return b"a variable has no name"
+        total = 0
         for word in command_words(command):
             if "\0" in word:
                 return b"a word of the command holds a null character"
             try:
-                os.fsencode(word)
+                length = len(os.fsencode(word))
             except UnicodeEncodeError:
                 return b"a word of the command holds a character that UTF-8 does not"
-        if any(not name or "=" in name for name in command.env):
-            return b"a variable has no name"
+            if length > LONGEST_WORD:
+                return _too_long("a word of the command or a variable has", length, LONGEST_WORD)
+            total += length + _BYTES_OF_A_WORD
+        if total > self.longest_command:
+            return _too_long("its words and variables have", total, self.longest_command)
         return None
 
 
 def command_words(command: Command) -> list[str]:
     """All texts of a command that the kernel is given."""
-    return [*command.argv, command.cwd, *command.env, *command.env.values()]
+    return [*command.argv, command.cwd, *(f"{name}={value}" for name, value in command.env.items())]
+
+
+def _too_long(what: str, length: int, most: int) -> bytes:
+    """The kernel's own words, with the numbers that it does not say."""
+    return f"Argument list too long: {what} {length:,} bytes, and a program takes at most {most:,}".encode()
 
 
 class SandboxBackend(Protocol):

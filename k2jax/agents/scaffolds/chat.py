@@ -6,6 +6,7 @@ from k2jax.agents.environment import OUTCOME, Environment, Step
 from k2jax.agents.episode import Rollout
 from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
 from k2jax.agents.scaffolds import context
+from k2jax.agents.toolsets.image_results import readable
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.trajectory.types import NO_TURN, ROOT
@@ -79,7 +80,7 @@ async def rebuild(rollout: Rollout, environment: Environment) -> tuple[int, Step
         if index in managed:
             continue
         if node.turn == NO_TURN:
-            if not shown or dict(shown.pop(0)) != node.message:
+            if not shown or dict(readable(shown.pop(0), rollout.media)) != node.message:
                 raise ReplayError("the environment, rebuilt by replay, does not show what the episode records")
         elif node.finish == "stop":
             step = await environment.step(node.message)

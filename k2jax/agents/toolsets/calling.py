@@ -8,9 +8,10 @@ import json
 from typing import Any, NamedTuple
 
 from k2jax.agents.errors import EnvironmentFailedError
-from k2jax.agents.toolsets.types import ToolError, Toolset
+from k2jax.agents.toolsets.types import ToolError, Toolset, is_image_part
 from k2jax.errors import InfrastructureError, UserError, abbreviate, nearest
 from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.text.media_reading import IMAGE_PART
 
 RESULT_LIMIT = 20_000
 """Characters of a result that the model sees; of a longer one, the beginning and the end."""
@@ -20,11 +21,11 @@ class CallResult(NamedTuple):
     """What a model sees of a call.
 
     Attributes:
-        content: the result, or why there is none.
+        content: the result, text or parts of a message's content, or why there is none.
         is_error: whether there is none.
     """
 
-    content: str
+    content: str | list[dict[str, Any]]
     is_error: bool = False
 
 
@@ -58,7 +59,7 @@ class Toolbox:
         """
         try:
             name, arguments = self._read(call)
-            return CallResult(shortened(await self._owners[name].call(name, arguments)))
+            return CallResult(checked_result(await self._owners[name].call(name, arguments)))
         except ToolError as error:
             return CallResult(shortened(f"Error: {error}"), is_error=True)
         except (InfrastructureError, UserError):
@@ -81,6 +82,29 @@ class Toolbox:
             arguments = positional(arguments, schema)
         _validate(name, arguments, schema)
         return name, arguments
+
+
+def checked_result(result: Any) -> str | list[dict[str, Any]]:
+    """What a tool returned, as content of a message: its texts are shortened together, its images stay whole.
+
+    Raises:
+        TypeError: it is neither text nor a list of parts with text and images in data URLs.
+    """
+    if isinstance(result, str):
+        return shortened(result)
+    parts, left = [], RESULT_LIMIT
+    for part in result if isinstance(result, list | tuple) and result else [result]:
+        if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": shortened(part["text"], max(0, left))})
+            left -= len(part["text"])
+        elif is_image_part(part):
+            parts.append({"type": IMAGE_PART, IMAGE_PART: {"url": part[IMAGE_PART]["url"]}})
+        else:
+            raise TypeError(
+                f"its result has {abbreviate(part)}; return text, or a list of parts of the types text and image_url, "
+                "with images in data URLs"
+            )
+    return parts
 
 
 def positional(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class DelegateTools(FunctionTools):
 
     Args:
         depth: levels of sub-agents below the agent; at 1 they work alone.
-        steps: calls of the model of a sub-agent.
+        steps: of a sub-agent, see ``Budget``.
         most: sub-agents of an episode.
     """
 

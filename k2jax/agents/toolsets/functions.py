@@ -8,7 +8,7 @@ import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
-from k2jax.agents.toolsets.types import ToolError, Toolset, declared, parameters_of
+from k2jax.agents.toolsets.types import ToolError, ToolResult, Toolset, declared, is_image_part, parameters_of
 from k2jax.errors import InfrastructureError, UserError
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -35,8 +35,8 @@ class FunctionTools(Toolset):
         self._functions = {function.__name__: function for function in functions}
         self.tools = [declared_function(function) for function in functions]
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the function returns, as text; None is empty.
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """What the function returns, as text; None is empty, and a list with an image stays a list of parts.
 
         Raises:
             ToolError: the function raised.
@@ -51,6 +51,8 @@ class FunctionTools(Toolset):
             raise
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
+        if isinstance(result, list) and any(map(is_image_part, result)):
+            return result
         return "" if result is None else str(result)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox.interpreter import host_python
-from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared
+from k2jax.agents.toolsets.types import ToolError, ToolResult, Toolset, Workplace, declared
 from k2jax.errors import UserError, abbreviate
+from k2jax.text.media_reading import IMAGE_PART
 
 _INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
 _MOST_PAGES = 100
@@ -72,8 +73,8 @@ class MCPTools(Toolset):
         except TimeoutError:
             raise EnvironmentFailedError(f"{self._name} has not started within {self._timeout:g} s") from None
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The text of a result; parts of other kinds are named in brackets.
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """The text of a result, or its parts where one is an image; parts of other kinds are named in brackets.
 
         Raises:
             ToolError: the server says that the call is wrong.
@@ -93,7 +94,7 @@ class MCPTools(Toolset):
         text = "\n".join(_text(part) for part in result.content)
         if result.is_error:
             raise ToolError(text)
-        return text
+        return [_part(part) for part in result.content] if any(map(_is_image, result.content)) else text
 
     async def close(self) -> None:
         """Ends the session, and with it a server in the sandbox."""
@@ -147,6 +148,16 @@ async def _declarations(client: Any) -> list[dict[str, Any]]:
         if not cursor:
             break
     return tools
+
+
+def _is_image(part: Any) -> bool:
+    return part.type == "image" and part.mime_type.startswith("image/")
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if _is_image(part):
+        return {"type": IMAGE_PART, IMAGE_PART: {"url": f"data:{part.mime_type};base64,{part.data}"}}
+    return {"type": "text", "text": f"{_text(part)}\n"}
 
 
 def _text(part: Any) -> str:

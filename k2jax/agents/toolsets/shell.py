@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from k2jax.agents.sandbox import ExecResult, Sandbox
 from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.agents.toolsets.types import Workplace
 
 OUTPUT_LIMIT = 1 << 16
 """Bytes that are kept of each output of a command."""
+_LONGEST_WORD = 1 << 16
+"""Bytes of a command that is an argument of the shell; a longer one is its input, which has no limit of the kernel."""
+_FROM_INPUT = 'eval "$(cat)"'
+"""Reads all input before the command begins, which then finds none, as it does where it is an argument."""
 
 
 class ShellTool(FunctionTools):
@@ -31,9 +37,19 @@ class ShellTool(FunctionTools):
         Args:
             command: what /bin/sh runs
         """
-        argv = ["/bin/sh", "-c", command]
-        result = await self._sandbox.exec(argv, timeout=self._timeout, output_limit=OUTPUT_LIMIT)
+        stdin = _long(command)
+        argv = ["/bin/sh", "-c", _FROM_INPUT if stdin else command]
+        result = await self._sandbox.exec(argv, stdin=stdin, timeout=self._timeout, output_limit=OUTPUT_LIMIT)
         return described(result, self._timeout)
+
+
+def _long(command: str) -> bytes:
+    """The bytes of a command that is too long for an argument; none for another, also where the sandbox refuses it."""
+    try:
+        text = os.fsencode(command)
+    except UnicodeEncodeError:
+        return b""
+    return text if len(text) > _LONGEST_WORD and b"\0" not in text else b""
 
 
 def described(result: ExecResult, timeout: float) -> str:

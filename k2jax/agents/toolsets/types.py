@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 
 from k2jax.agents.sandbox import HostPaths, Sandbox
 from k2jax.agents.task import Task
+from k2jax.text.media_reading import IMAGE_PART
 from k2jax.trajectory import Trajectory
 
 
 class ToolError(Exception):
     """A call cannot be carried out, and the model is told why: it is the model's mistake, not the machine's."""
+
+
+ToolResult = str | list[dict[str, Any]]
+"""Text, or parts of a message's content: ``{"type": "text", "text": ...}`` and
+``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``, which a model of images looks at."""
 
 
 class Workplace(NamedTuple):
@@ -56,8 +62,8 @@ class Toolset:
             InfrastructureError: something that it needs cannot be reached.
         """
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result of a call, as text.
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """The result of a call, see ``ToolResult``.
 
         Args:
             name: of one of ``tools``.
@@ -71,6 +77,13 @@ class Toolset:
 
     async def close(self) -> None:
         """Frees what the episode holds, but not the sandbox."""
+
+
+def is_image_part(part: Any) -> bool:
+    """Whether a value is a part of content with an image in a data URL: a tool must not make the host read others."""
+    image = part.get(IMAGE_PART) if isinstance(part, Mapping) and part.get("type") == IMAGE_PART else None
+    url = image.get("url") if isinstance(image, Mapping) else None
+    return isinstance(url, str) and url.startswith("data:image/")
 
 
 def declared(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

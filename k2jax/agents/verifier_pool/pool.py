@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import itertools
 import os
@@ -20,6 +20,7 @@ from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool import verifier_messages as frames
 from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
 from k2jax.errors import UserError
+from k2jax.files.child_environment import child_environment
 from k2jax.trajectory import Reward, Trajectory
 
 _SUPERVISOR = "k2jax.agents.verifier_pool.supervisor"
@@ -45,16 +46,25 @@ class VerifierPool:
 
     Args:
         workers: verdicts at a time.
-        timeout: wall time of one verdict from when the verifier is loaded and begins, or processor time where it
-            judges every answer [s].
+        timeout: time of one verdict from when the verifier is loaded and begins, in which its processes run or sleep,
+            or processor time where it judges every answer [s]. Time in which the machine lets them wait counts in
+            neither; see ``verdict_clock``.
         retries: tries after the first.
         memory: address space of a verifier's process [bytes].
+        environment: names of variables that verifiers get beside ``child_environment``'s, such as that of a key.
 
     Raises:
         UserError: this is not Linux.
     """
 
-    def __init__(self, workers: int = 2, timeout: float = 10.0, retries: int = 2, memory: int = 4 << 30):
+    def __init__(
+        self,
+        workers: int = 2,
+        timeout: float = 10.0,
+        retries: int = 2,
+        memory: int = 4 << 30,
+        environment: Sequence[str] = (),
+    ):
         if sys.platform != "linux":
             raise UserError("verifiers run in supervised processes, which need Linux; use a Linux machine or container")
         self.timeout, self.retries, self.workers = timeout, retries, workers
@@ -64,7 +74,7 @@ class VerifierPool:
         self._numbers = itertools.count()
         self._sandboxed: dict[str, bool] = {}
         for _ in range(workers):
-            self._idle.put(_Process(memory))
+            self._idle.put(_Process(memory, environment))
 
     async def score(self, task: Task, trajectory: Trajectory) -> Reward:
         """The reward of an episode's answer.
@@ -158,8 +168,8 @@ class VerifierPool:
 class _Process:
     """A supervisor, started when it is first asked and again when it has died."""
 
-    def __init__(self, memory: int):
-        self._memory = memory
+    def __init__(self, memory: int, environment: Sequence[str]):
+        self._memory, self._environment = memory, environment
         self._process: subprocess.Popen | None = None
         self._connection: socket.socket | None = None
 
@@ -180,7 +190,7 @@ class _Process:
         self._connection, theirs = socket.socketpair()
         command = [sys.executable, "-m", _SUPERVISOR, str(theirs.fileno()), str(self._memory)]
         folders = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environment = os.environ | _ONE_THREAD | {"PYTHONPATH": folders}
+        environment = child_environment(self._environment) | _ONE_THREAD | {"PYTHONPATH": folders}
         with theirs:
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=environment

@@ -9,10 +9,23 @@ import os
 from pathlib import Path
 import signal
 import time
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, in a second
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Activity(NamedTuple):
+    """What a process does.
+
+    Attributes:
+        seconds: processor time of it and of its children that it has waited for [s].
+        state: the letter of /proc, such as ``R`` where it is ready to run or runs.
+    """
+
+    seconds: float
+    state: str
 
 
 def adopt_orphans() -> None:
@@ -25,25 +38,21 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def descendants() -> dict[int, float]:
-    """All processes below this one, zombies included, found by a pass over /proc.
-
-    Returns:
-        Processor time by id: of the process, and of its children that it has waited for [s].
-    """
+def descendants() -> dict[int, Activity]:
+    """All processes below this one by their ids, zombies included, found by a pass over /proc."""
     children: dict[int, list[int]] = defaultdict(list)
-    seconds: dict[int, float] = {}
+    activities: dict[int, Activity] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended
                 stat = Path(f"/proc/{name}/stat").read_bytes()
                 fields = stat[stat.rindex(b")") :].split()  # the name before it may hold anything
                 children[int(fields[2])].append(int(name))
-                seconds[int(name)] = sum(map(int, fields[12:16])) / _TICKS
+                activities[int(name)] = Activity(sum(map(int, fields[12:16])) / _TICKS, fields[1].decode())
     found, waiting = {}, [os.getpid()]
     while waiting:
         below = children[waiting.pop()]
-        found |= {pid: seconds[pid] for pid in below}
+        found |= {pid: activities[pid] for pid in below}
         waiting += below
     return found
 

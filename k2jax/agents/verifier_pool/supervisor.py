@@ -14,19 +14,17 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from k2jax.agents.verifier_pool import verifier_messages as frames
 from k2jax.agents.verifier_pool.process_tree import adopt_orphans, descendants, kill_descendants
-from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
+from k2jax.agents.verifier_pool.verdict_clock import PATIENCE, TICK, VerdictClock
+from k2jax.agents.verifier_pool.verifier_messages import BUSY, UNCLEAR
 from k2jax.agents.verifier_pool.verifier_worker import start
 
 LOADING = 120.0
 """Wall time in which a worker has to import a verifier [s]; it is no part of the time of a verdict."""
 MOST_PROCESSES = 64
-PATIENCE = 6.0
-"""Wall time of a verdict whose limit is processor time, in units of that limit."""
-_TICK = 0.1  # [s]
 
 
 class _WorkerError(Exception):
@@ -35,22 +33,6 @@ class _WorkerError(Exception):
 
 class _PoolGoneError(Exception):
     """Nobody waits for the verdict any more."""
-
-
-class _Limits(NamedTuple):
-    """When a worker has to go.
-
-    Attributes:
-        end: a moment of the monotonic clock [s].
-        wall: how long that is from the beginning [s].
-        used: processor time of the worker at the beginning [s].
-        processor: what it may use from then on [s].
-    """
-
-    end: float
-    wall: float
-    used: float = 0.0
-    processor: float = float("inf")
 
 
 class Supervisor:
@@ -94,39 +76,39 @@ class Supervisor:
         The time of the verdict begins when the worker has loaded the verifier.
         """
         frames.send(self._worker, request)
-        limits, started = _Limits(time.monotonic() + LOADING, LOADING), False
+        clock, end, arriving = None, time.monotonic() + LOADING, LOADING
         while True:
-            self._wait(limits)
-            answer = frames.receive(self._worker, limits.end)
+            self._wait(clock, end)
+            answer = frames.receive(self._worker, time.monotonic() + arriving)
             if answer.get("id") != request["id"]:
                 raise _WorkerError("the verifier's process sent what was not asked", UNCLEAR)
-            if not (answer.get("started") and not started):
+            if not (answer.get("started") and clock is None):
                 return answer
             self._judges_every_answer = bool(answer.get("judges_every_answer"))
-            limits, started = self._limits(request["timeout"]), True
+            limit = request["timeout"]
+            clock = VerdictClock(descendants(), limit, judges_every_answer=self._judges_every_answer)
+            arriving = PATIENCE * limit
 
-    def _limits(self, timeout: float) -> _Limits:
-        """Those of a verdict that begins now."""
-        if not self._judges_every_answer:
-            return _Limits(time.monotonic() + timeout, timeout)
-        wall = PATIENCE * timeout
-        return _Limits(time.monotonic() + wall, wall, sum(descendants().values()), timeout)
+    def _wait(self, clock: VerdictClock | None, end: float) -> None:
+        """Waits until the worker sends something, and looks after it meanwhile.
 
-    def _wait(self, limits: _Limits) -> None:
-        """Waits until the worker sends something, and looks after it meanwhile."""
+        Args:
+            clock: of the verdict; None while the verifier is loaded.
+            end: until when it is loaded, on the monotonic clock [s].
+        """
         while True:
-            readable = select.select([self._worker, self._pool], [], [], _TICK)[0]
+            readable = select.select([self._worker, self._pool], [], [], TICK)[0]
             if self._pool in readable:  # one request at a time: this can only be the end
                 raise _PoolGoneError
             if self._worker in readable:
                 return
-            if time.monotonic() > limits.end:
-                raise _WorkerError(f"the verifier gave no verdict in {limits.wall:g} s", BUSY)
             below = descendants()
             if len(below) > MOST_PROCESSES:
                 raise _WorkerError(f"the verifier started more than {MOST_PROCESSES} processes", UNCLEAR)
-            if sum(below.values()) - limits.used > limits.processor:
-                raise _WorkerError(f"the verifier gave no verdict in {limits.processor:g} s of processor time", ANSWER)
+            if clock is None and time.monotonic() > end:
+                raise _WorkerError(f"the verifier was not loaded in {LOADING:g} s", BUSY)
+            if clock is not None and (fault := clock.look(below)):
+                raise _WorkerError(*fault)
 
     def _replace(self) -> None:
         if self._worker is not None:

@@ -66,7 +66,6 @@ def _confine(memory: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
-    os.nice(5)
     with contextlib.suppress(OSError):  # where the machine runs out of memory, this goes before the run
         Path("/proc/self/oom_score_adj").write_text("1000")
     for limit, value in (

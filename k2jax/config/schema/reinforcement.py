@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 
-from k2jax.config.ranges import NonNegativeInt, PositiveInt
+from k2jax.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from k2jax.config.schema.objectives import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
 from k2jax.config.schema.rollouts import CriticConfig, RolloutConfig, ScoringConfig, TaskConfig, ToggleConfig
 
@@ -33,6 +33,9 @@ class RLConfig:
     toggle: ToggleConfig = ToggleConfig()  #: budgets of tokens
     correct_reward: float = 1.0  #: reward from which on a response counts as right
     eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
-    eval_samples: PositiveInt = 8  #: responses to each of them at temperature 1 (pass@k, Avg@k, pass^k)
+    eval_samples: PositiveInt = 8  #: responses to each of them that are sampled (pass@k, Avg@k, pass^k)
+    eval_temperature: PositiveFloat = 1.0  #: of the responses of an evaluation that are sampled
+    eval_top_p: PositiveShare = 1.0  #: of these: the most likely tokens whose probabilities reach this sum; 1 keeps all
+    eval_top_k: NonNegativeInt = 0  #: of these: number of the most likely tokens; 0 keeps all
     keep_trajectories: PositiveInt = 10  #: iterations whose trajectories stay in the workdir
     record_masks: bool = False  #: trajectories keep what the loss clipped and IcePop zeroed; a forward pass an update

@@ -12,6 +12,7 @@ from k2jax.config.ranges import (
     Percentile,
     PositiveFloat,
     PositiveInt,
+    PositiveShare,
     Share,
 )
 
@@ -38,13 +39,19 @@ class TaskConfig:
     temperature: PositiveFloat = 1.0  #: sampling temperature of the first iterations
     temperature_final: PositiveFloat = 1.0  #: temperature from the end of the decay on
     temperature_decay: Share = 0.0  #: share of the run over which the temperature falls linearly; 0 is no decay
+    top_p: PositiveShare = 1.0  #: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all
+    top_k: NonNegativeInt = 0  #: keeps this many of the most likely tokens; 0 keeps all
+    thinking: bool = True  #: whether answers begin with reasoning, of models that reason; false is instant mode
     environment: str = ""  #: name of the environment; empty is the dataset's choice, or with tools "tools"
     tools: tuple[str, ...] = ()  #: toolsets, each "NAME option=value ..."; empty is the dataset's choice
     scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
     verifier: str = ""  #: name of the verifier; empty is the dataset's choice
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
-    steps: NonNegativeInt = 0  #: most calls of the model in an episode; 0 is the dataset's choice
+    steps: NonNegativeInt = 0  #: calls of tools, and answers without one, of an episode; 0 is the dataset's choice
+    critical_steps: NonNegativeInt = 0  #: own steps, and of each turn those of its longest sub-agent; 0 is no limit
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
+    limits: tuple[str, ...] = ()  #: of sandboxes, "memory=MIB", "disk=MIB", "files=N", "processes=N"; "test_seconds=S"
+    episode_prompt_tokens: NonNegativeInt = 0  #: most tokens of all prompts of an episode; 0 is no limit [tokens]
     pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
     pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
 
@@ -82,9 +89,10 @@ class ScoringConfig:
     """Verifiers in processes that can be killed."""
 
     workers: PositiveInt = 2  #: processes
-    timeout: PositiveFloat = 10.0  #: limit of one verdict [s]: wall time; of the processor where it judges every answer
+    timeout: PositiveFloat = 10.0  #: limit of one verdict, without waits for a busy machine [s]
     retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
     sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
+    environment: tuple[str, ...] = ()  #: variables that verifiers get beside paths and languages, such as that of a key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +115,10 @@ class CriticConfig:
     max_tokens: PositiveInt = 256  #: most tokens of a verdict; one that is cut is no verdict [tokens]
     share: Share = 0.0  #: closed loop: prompts to the policy as judge, over prompts of an iteration; 0 turns it off
     temperature: PositiveFloat = 1.0  #: of the closed loop's sampled verdicts; verdicts that give rewards are greedy
+    api: Literal["chat", "completions"] = "chat"  #: text over any endpoint, or token ids over k2jax.serve and vLLM
     url: str = ""  #: of the endpoint, OpenAI-compatible, without /v1
     model: str = ""  #: the name by which the endpoint knows its model
-    tokenizer: str = ""  #: checkpoint of the endpoint's tokenizer; empty is the policy's
+    tokenizer: str = ""  #: checkpoint of the endpoint's tokenizer, for completions; empty is the policy's
     api_key_variable: str = ""  #: name of the environment variable that holds the endpoint's key; empty is no key
     concurrency: PositiveInt = 16  #: requests to the endpoint at a time
     timeout: PositiveFloat = 120.0  #: longest silence of the endpoint [s]

@@ -1,7 +1,9 @@
 """Augmentation of pictures and of what is said about them: flips, turns, a window and light.
 
-One transformation moves pixels, coordinates and words alike: to transform a sample and then read its label is to read
-the label and then transform it. Coordinates are in thousandths of a picture's sides, x before y.
+One transformation moves pixels and coordinates alike: to transform a sample and then read its label is to read the
+label and then transform it. Coordinates are in thousandths of a picture's sides, x before y. Words are exchanged in
+texts alone that are marked for it; other texts are never rewritten, and beside one that may say where something is,
+nothing moves.
 """
 
 from __future__ import annotations
@@ -27,6 +29,16 @@ _OPPOSITE = {
     "x": {**_MIRRORED, **{b: a for a, b in _MIRRORED.items()}},
     "y": {**_TURNED, **{b: a for a, b in _TURNED.items()}},
 }
+_AWAY = re.compile(
+    r"\b(?:left(?!over)\w*|right(?!eous|ful)\w*|tops?|topmost|top(?:left|right)|bottom\w*|up|up(?:per|ward|right|side|most)\w*"
+    r"|down|downward\w*|above|below|beneath|under|underneath|over|(?:high|low)(?:er|est)|\w*clockwise"
+    r"|(?:north|south|east|west)\w*|(?:horizontal|vertical|diagonal)\w*|columns?|rows?|o'?clock"
+    r"|(?:mirror|rotat|flip|revers|tilt)\w*"
+    r"|links|rechts|oben|unten|gauche|droite|haut|bas|izquierda|derecha|arriba|abajo|sinistra|destra|esquerda|direita)\b"
+    r"|[(\[{<]\s*-?[\d.]+\s*[,;]\s*-?[\d.]|\b[xy]\d?\s*[=:]\s*[\"']?-?\d",
+    re.IGNORECASE,
+)
+"""Words for sides and ways, some of other languages, and coordinates."""
 _WORDS = {axis: re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE) for axis, words in _OPPOSITE.items()}
 
 
@@ -87,7 +99,7 @@ class Augmentation:
         return np.concatenate([corners.min(-2), corners.max(-2)], -1)
 
     def text(self, text: str) -> str:
-        """A text whose words for sides are exchanged as the picture's sides are; quarter turns are not for texts."""
+        """A marked text whose words for sides are exchanged as the sides are; quarter turns are not for such texts."""
         half = self.turns % 4 == 2
         if self.flip != half:
             text = _exchanged(text, "x")
@@ -102,8 +114,18 @@ class Augmentation:
 
 
 def has_direction(text: str) -> bool:
-    """Whether a text has words for sides, which no quarter turn leaves meaningful."""
-    return any(words.search(text) for words in _WORDS.values())
+    """Whether a text may say where something is in a picture: by a word, by coordinates, or beyond ASCII's letters.
+
+    It errs on the side of yes, which costs an augmentation and no truth.
+    """
+    return bool(_AWAY.search(text)) or any(letter.isalpha() and not letter.isascii() for letter in text)
+
+
+def is_exchangeable(text: str) -> bool:
+    """Whether ``Augmentation.text`` moves all that a text says about sides."""
+    for words in _WORDS.values():
+        text = words.sub("", text)
+    return not has_direction(text)
 
 
 def draw_augmentation(
@@ -115,7 +137,7 @@ def draw_augmentation(
         rng: source of randomness.
         permitted: members of ``OPERATIONS``.
         square: whether all pictures are square, so that they may be turned by one right angle.
-        directed: whether texts have words for sides.
+        directed: whether marked texts have words for sides, which no quarter turn leaves meaningful.
         points: ``[n, 2]``, all labelled points in thousandths.
     """
     flip = "flip" in permitted and bool(rng.integers(2))

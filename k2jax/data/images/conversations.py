@@ -3,12 +3,12 @@
 A record is a JSON object of ``messages`` whose content may have parts ``image``, ``image_url``, ``video``, and labels
 (``boxes``, ``points``, ``polygons``), or of one ``document`` of such parts. A video is a file, or the list of its
 frames with their number per second in ``fps``. ``augment`` lists what may be done to its pictures
-(``augment.OPERATIONS``).
+(``augment.OPERATIONS``); a text with ``"directions": true`` has its words for sides exchanged with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -21,13 +21,20 @@ from PIL import Image
 from k2jax.config.schema import ImagesConfig, VisionConfig
 from k2jax.data.chat_records import messages_and_tools
 from k2jax.data.chat_rendering import branches
-from k2jax.data.images.augment import IN_PLACE, OPERATIONS, Augmentation, draw_augmentation, has_direction
-from k2jax.data.images.frames import Clip, read_clip, read_frames
+from k2jax.data.images.augment import (
+    IN_PLACE,
+    OPERATIONS,
+    Augmentation,
+    draw_augmentation,
+    has_direction,
+    is_exchangeable,
+)
+from k2jax.data.images.frames import Clip, read_clip, read_frames, reduced_size
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import MediaPlaces, read_media
 from k2jax.data.images.processor import MEDIA_TYPES, PreparedMessages, feature_index, run_processor
-from k2jax.data.images.reading import ReadLimits, read_image
+from k2jax.data.images.reading import ImageError, ReadLimits, read_image
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.drawings.canvas import VisualSample
 from k2jax.drawings.labels import is_label, label_points, label_text
@@ -39,7 +46,7 @@ from k2jax.text.messages import with_parts
 from k2jax.text.tokenizer import Tokenizer
 
 _TEXTS = "text", "thinking"  # keys of a part's texts, whatever it says its type is
-_REASONING = "reasoning_content"
+_DIRECTIONS = "directions"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +97,11 @@ class RenderedConversation(NamedTuple):
 
 
 def read_conversation(
-    record: Any, places: MediaPlaces, limits: ReadLimits, undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({})
+    record: Any,
+    places: MediaPlaces,
+    limits: ReadLimits,
+    undecoded: Mapping[int, MeasuredMedia] = MappingProxyType({}),
+    reduction: Mapping[str, Any] | None = None,
 ) -> VisualConversation:
     """Decodes the images of a record.
 
@@ -99,6 +110,7 @@ def read_conversation(
         places: where files of images may lie.
         limits: largest file and image.
         undecoded: images and clips that are not opened, by their numbers.
+        reduction: of the frames of clips that are not augmented, see ``read_clip``.
 
     Raises:
         UserError: the record is malformed.
@@ -111,6 +123,7 @@ def read_conversation(
     if not isinstance(permitted, list | tuple) or not all(name in OPERATIONS for name in permitted):
         raise UserError(f"augment is {abbreviate(permitted)}; it may list {', '.join(OPERATIONS)}")
     digests: list[str] = []
+    reduction = None if permitted else reduction
 
     def decoded(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -122,14 +135,15 @@ def read_conversation(
         value = part.get(kind)
         value = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
         if kind == "video" and isinstance(value, list):
-            clip, digest = _listed(value, part.get("fps"), places, limits)
+            clip, digest = _listed(value, part.get("fps"), places, limits, reduction)
             digests.append(digest)
             return {"type": kind, kind: clip}
         name = f"image {len(digests) + 1}" if kind != "video" else "video"
         data = read_media(value, places, limits, name)
         digests.append(hashlib.sha256(data).hexdigest())
-        read = read_clip if kind == "video" else read_image
-        return {"type": kind, kind: read(data, limits, name)}
+        if kind == "video":
+            return {"type": kind, kind: read_clip(data, limits, name, reduction)}
+        return {"type": kind, kind: read_image(data, limits, name)}
 
     parts = with_parts(messages, decoded)
     return VisualConversation(parts, tools, tuple(permitted), tuple(digests), document=whole)
@@ -151,6 +165,7 @@ class ConversationRenderer:
 
     Attributes:
         frames: most frames of a chunk.
+        reduction: what frames are reduced to as they are read, see ``read_clip``.
 
     Args:
         chat: the chat format.
@@ -161,6 +176,7 @@ class ConversationRenderer:
 
     def __init__(self, chat: ChatFormat, tokenizer: Tokenizer, vision: VisionConfig, images: ImagesConfig):
         self._processor, self.frames = run_processor(vision, images), vision.frames
+        self.reduction = self._processor.reduction
         self._chat, self._tokenizer, self._pad = chat, tokenizer, tokenizer.special_id(MEDIA_PAD)
         markup = (MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD)
         self._markup = [tokenizer.special_id(name) for name in markup]
@@ -189,8 +205,7 @@ class ConversationRenderer:
             UserError: a message is malformed, or the chat format does not support it.
         """
         parts = lambda part: _rendered_part(part, augmentation)  # noqa: E731
-        messages = [_with_reasoning(message, augmentation) for message in conversation.messages]
-        prepared = self._processor.prepare(with_parts(messages, parts))
+        prepared = self._processor.prepare(with_parts(conversation.messages, parts))
         if conversation.document:
             return [self._document(prepared)]
         found = branches(prepared.messages, conversation.tools, self._chat)
@@ -228,21 +243,24 @@ class ConversationRenderer:
     ) -> Augmentation | None:
         """An augmentation that the conversation permits; None where it permits none.
 
-        Beside calls of tools, whose arguments may say where something is in forms of their own, pictures stay in place.
+        Pictures stay in place beside calls of tools, whose arguments may say where something is in forms of their own,
+        and beside texts that may say so in words that are not marked to be exchanged.
         """
-        permitted = conversation.permitted
-        if any(isinstance(message, Mapping) and message.get("tool_calls") for message in conversation.messages):
+        permitted, messages = conversation.permitted, conversation.messages
+        parts = [part for message in messages for part in _parts(message)]
+        marked = [text for part in parts if _is_marked(part) for text in _texts(part).values()]
+        called = any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages)
+        if called or not all(map(is_exchangeable, marked)) or any(map(has_direction, _strings(messages))):
             permitted = tuple(name for name in permitted if name in IN_PLACE)
         if not permitted:
             return None
-        parts = [part for message in conversation.messages for part in _parts(message)]
         sizes = [media.size for part in parts for media in _media(part)]
         points = [label_points(part) for part in parts if is_label(part)]
         return draw_augmentation(
             rng,
             permitted,
             square=all(width == height for width, height in sizes),
-            directed=any(has_direction(text) for part in parts for text in _texts(part).values()),
+            directed=any(map(has_direction, marked)),
             points=np.concatenate([np.zeros((0, 2)), *points]),
         )
 
@@ -252,43 +270,50 @@ def _rendered_part(part: Any, augmentation: Augmentation | None) -> Any:
     if is_label(part):
         label_points(part)  # checks it
         return {"type": "text", "text": label_text(part, augmentation)}
-    if augmentation is None:
-        return part
-    if isinstance(part, str):
-        return augmentation.text(part)
-    if not isinstance(part, Mapping):
-        return part
-    kind = part.get("type")
-    if texts := _texts(part):
+    texts = _texts(part) if _is_marked(part) and augmentation else {}
+    if isinstance(part, Mapping) and _DIRECTIONS in part:
+        part = {key: value for key, value in part.items() if key != _DIRECTIONS}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if texts:
         return {**part, **{key: augmentation.text(text) for key, text in texts.items()}}
-    if isinstance(part.get(kind), MeasuredMedia):
+    if augmentation is None or kind not in MEDIA_TYPES or isinstance(part.get(kind), MeasuredMedia):
         return part
     if kind == "video":
         clip = part[kind]
         return {**part, kind: Clip([augmentation.picture(frame) for frame in clip.frames], clip.times)}
-    return {**part, kind: augmentation.picture(part[kind])} if kind in MEDIA_TYPES else part
+    return {**part, kind: augmentation.picture(part[kind])}
 
 
-def _with_reasoning(message: Any, augmentation: Augmentation | None) -> Any:
-    """A message whose reasoning beside the content is transformed."""
-    reasoning = message.get(_REASONING) if isinstance(message, Mapping) else None
-    if augmentation is None or not isinstance(reasoning, str):
-        return message
-    return {**message, _REASONING: augmentation.text(reasoning)}
+def _is_marked(part: Any) -> bool:
+    """Whether a text asks for its words for sides to be exchanged as the sides are: ``"directions": true``.
+
+    Raises:
+        UserError: the mark is neither true nor false.
+    """
+    mark = part.get(_DIRECTIONS, False) if isinstance(part, Mapping) else False
+    if not isinstance(mark, bool):
+        raise UserError(f"directions is {abbreviate(mark)}; it must be true or false")
+    return mark and bool(_texts(part))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts of messages, under whatever key, but for marked parts."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list) and not _is_marked(value):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(each)
 
 
 def _parts(message: Any) -> Sequence[Any]:
-    """The parts of a message's content and its reasoning."""
-    if not isinstance(message, Mapping):
-        return []
-    content = message.get("content")
-    return [*([content] if isinstance(content, str) else content or []), message.get(_REASONING)]
+    """The parts of a message's content that are no plain text."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, list) else []
 
 
-def _texts(part: Any) -> dict[str, str]:
-    """The texts of a part by their keys; a part that is a text has one, without a name."""
-    texts = {key: part.get(key) for key in _TEXTS} if isinstance(part, Mapping) else {"": part}
-    return {key: text for key, text in texts.items() if isinstance(text, str)}
+def _texts(part: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a marked part by their keys."""
+    return {key: part[key] for key in _TEXTS if isinstance(part.get(key), str)}
 
 
 def _media(part: Any) -> list[MeasuredMedia]:
@@ -297,7 +322,9 @@ def _media(part: Any) -> list[MeasuredMedia]:
     return measured or [MeasuredMedia.of(value) for value in values if isinstance(value, Image.Image | Clip)]
 
 
-def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits) -> tuple[Clip, str]:
+def _listed(
+    files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits, reduction: Mapping[str, Any] | None
+) -> tuple[Clip, str]:
     """The sampled frames of a video that is a list of images, and a digest of their files."""
     digest, left = hashlib.sha256(), limits.clip_megapixels
 
@@ -305,8 +332,11 @@ def _listed(files: list[Any], rate: Any, places: MediaPlaces, limits: ReadLimits
         nonlocal left
         data = read_media(file, places, limits, name)
         digest.update(hashlib.sha256(data).digest())
-        frame = read_image(data, limits._replace(megapixels=min(limits.megapixels, left)), name)
-        left -= frame.width * frame.height / 1e6
+        frame = read_image(data, limits, name)
+        width, height = reduced_size(frame, reduction)
+        left -= width * height / 1e6
+        if left < 0:
+            raise ImageError(f"{name}: all frames have more than {limits.clip_megapixels:,g} megapixels together")
         return frame
 
-    return read_frames(files, rate, read), digest.hexdigest()
+    return read_frames(files, rate, read, reduction=reduction), digest.hexdigest()

@@ -33,12 +33,12 @@ from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
 from k2jax.data.processes import ordered_map
-from k2jax.data.sources import CorruptRecords, describe, refuse_skipped
+from k2jax.data.sources import CorruptRecords, describe, log_left_out, refuse_skipped, report_unread
 from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
-_RENDERING = 10  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
+_RENDERING = 11  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
 
 
 class VisualSplit:
@@ -155,7 +155,7 @@ class VisualCorpus:
         media = [MeasuredMedia.from_json(each) for each in line["media"]]
         undecoded = {} if needed is None else not_needed(media, self._frames, needed)
         places = self._places.beside(line["folder"])
-        found = read_conversation(line["record"], places, self._limits, undecoded)
+        found = read_conversation(line["record"], places, self._limits, undecoded, self.renderer.reduction)
         now = [digest or before for digest, before in zip(found.digests, line["digests"], strict=True)]
         if now != line["digests"]:
             raise UserError(
@@ -198,14 +198,16 @@ def prepare_visual(
         "format": [FORMAT, _RENDERING],
         "source": _described(name, source),
         "held_out": config.held_out,
-        "tokenizer": [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos],
+        "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
         "images": [images.patches, images.image_patches, FRAME_PATCHES, *limits, vision.patch, vision.frames],
     }
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, log)
+    log_left_out(name, source, log)
 
     def build(folder: Path) -> None:
+        report_unread(name, source, report)
         found = candidates(name, source, config.held_out, limits)
         most = 0 if source.kind == "synthetic_images" else source.max_documents  # it draws as many as it says
         with contextlib.closing(ordered_map(measurer, found, config.workers)) as measured:

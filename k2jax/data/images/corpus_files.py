@@ -74,7 +74,7 @@ def write_corpus(
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": shard_dtype(tokenizer.vocab_size),
         "splits": {split: _counts(sizes[sizes["held_out"] == (split == HELD_OUT)]) for split in (TRAIN, HELD_OUT)},
-        "skipped": {"count": report.count, "first": report.shown},
+        **report.manifest,
         "files": {
             **{name: _described_file(folder / name, checksum(array.tobytes())) for name, array in arrays.items()},
             RECORDS: _described_file(folder / RECORDS, contents.hexdigest()),

@@ -20,6 +20,7 @@ from k2jax.data.images import video_process
 from k2jax.data.images.reading import MediaUnavailableError
 from k2jax.data.images.video_process import NUMBER
 from k2jax.errors import abbreviate
+from k2jax.files.child_environment import child_environment
 
 
 class VideoDecoder:
@@ -94,7 +95,8 @@ class DecoderProgram:
             self._errors.truncate(0)  # what an earlier program said is not this one's
             self._connection, other = socket.socketpair()
             command = [sys.executable, "-P", str(Path(video_process.__file__)), str(other.fileno())]
-            environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # its threads would take of a decoder's memory
+            # Threads of OpenBLAS would take of a decoder's memory.
+            environment = child_environment() | {"OPENBLAS_NUM_THREADS": "1"}
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._errors}
             self._program = subprocess.Popen(command, env=environment, pass_fds=[other.fileno()], **pipes)
             self._owner = os.getpid()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 import signal
 import tempfile
@@ -12,7 +12,7 @@ from PIL import Image
 
 from k2jax.data.images.decoders import DECODERS
 from k2jax.data.images.reading import FILE_LIMITS, ImageError, MediaUnavailableError, ReadLimits, check_size
-from k2jax.data.images.video_process import HEADER, sampled_frames
+from k2jax.data.images.video_process import HEADER, reduced_sides, sampled_frames
 from k2jax.errors import abbreviate
 
 FRAME_RATES = (0.001, 1000.0)
@@ -30,9 +30,33 @@ class Clip(NamedTuple):
     frames: Sequence[Image.Image]
     times: Sequence[float]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of each frame in the file [pixels]."""
+        return self.frames[0].size
+
+
+class ReducedClip(Clip):
+    """A clip whose frames are reduced already, of another size in the file."""
+
+    def __new__(cls, frames: Sequence[Image.Image], times: Sequence[float], size: tuple[int, int]) -> ReducedClip:
+        """Frames and their times, and width and height of each in the file [pixels]."""
+        clip = super().__new__(cls, frames, times)
+        clip._size = size
+        return clip
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of each frame in the file [pixels]."""
+        return self._size
+
 
 def read_frames(
-    files: Any, rate: Any, read: Callable[[Any, str], Image.Image], before: Callable[[int], None] = lambda count: None
+    files: Any,
+    rate: Any,
+    read: Callable[[Any, str], Image.Image],
+    before: Callable[[int], None] = lambda count: None,
+    reduction: Mapping[str, Any] | None = None,
 ) -> Clip:
     """The clip of a video that comes as a list of frames, of which the sampled ones alone are read.
 
@@ -41,6 +65,7 @@ def read_frames(
         rate: frames per second.
         read: reads one in RGB; its second argument is what messages call it.
         before: is called with the number of frames that will be read, and may refuse it.
+        reduction: as of ``read_clip``.
 
     Raises:
         ImageError: it is no list or empty, the rate is no number within ``FRAME_RATES``, or the frames differ in size.
@@ -52,13 +77,26 @@ def read_frames(
         raise ImageError(f"a video needs its number of frames per second in fps, from {low:g} to {high:g}")
     numbers = sampled_frames(len(files), rate).tolist()
     before(len(numbers))
-    frames = [read(files[number], f"frame {number + 1} of the video") for number in numbers]
-    if len({frame.size for frame in frames}) > 1:
+    sizes, frames = set(), []
+    for number in numbers:
+        frame = read(files[number], f"frame {number + 1} of the video")
+        sizes.add(frame.size)
+        size = reduced_size(frame, reduction)
+        frames.append(frame if size == frame.size else frame.resize(size, Image.Resampling.BICUBIC))
+    if len(sizes) > 1:
         raise ImageError("the frames of a video must have one size")
-    return Clip(frames, [number / rate for number in numbers])
+    times = [number / rate for number in numbers]
+    return ReducedClip(frames, times, sizes.pop()) if reduction else Clip(frames, times)
 
 
-def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video") -> Clip:
+def reduced_size(frame: Image.Image, reduction: Mapping[str, Any] | None) -> tuple[int, int]:
+    """Width and height to which a frame is reduced [pixels]; its own without a reduction."""
+    return reduced_sides(frame.height, frame.width, **reduction)[::-1] if reduction else frame.size
+
+
+def read_clip(
+    data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video", reduction: Mapping[str, Any] | None = None
+) -> Clip:
     """Decodes a video file by PyAV (extra ``vision``) and keeps its sampled frames.
 
     A process of its own does so (``video_process``).
@@ -67,6 +105,8 @@ def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video"
         data: the file's bytes.
         limits: largest file, frame and clip, and the time to decode it.
         name: what messages call it.
+        reduction: keywords of ``reduced_sides``, to which frames are reduced where they are decoded, so that an hour of
+            them is held; None keeps their sizes.
 
     Raises:
         MediaUnavailableError: PyAV is not installed, or the program that uses it does not run.
@@ -79,9 +119,9 @@ def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video"
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as errors:
         file.write(data)
         file.seek(0)
-        arguments = {"megapixels": limits.megapixels, "seconds": limits.seconds}
+        arguments = {"megapixels": limits.megapixels, "seconds": limits.seconds, "reduction": reduction}
         with DECODERS.decoder(arguments, file, errors) as decoder:
-            for time, frame in _frames(decoder.output):
+            for time, size, frame in _frames(decoder.output):
                 pixels += frame.width * frame.height / 1e6
                 if pixels > limits.clip_megapixels:
                     decoder.kill()
@@ -89,24 +129,24 @@ def read_clip(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "video"
                         f"{name} has more than {limits.clip_megapixels:,g} megapixels in its sampled frames; make "
                         "them smaller or the video shorter"
                     )
-                kept.append((time, frame))
+                kept.append((time, size, frame))
         errors.seek(0)
         why = _failure(decoder.code, errors.read().decode(errors="replace"), limits)
-    if why or not kept or len({frame.size for _, frame in kept}) > 1:
+    if why or not kept or len({size for _, size, _ in kept}) > 1:
         why = why or ("its frames differ in size" if kept else "it has no frame")
         raise ImageError(f"{name} cannot be decoded as a video: {abbreviate(why)}")
-    times, frames = zip(*kept, strict=True)
-    return Clip(frames, times)
+    times, sizes, frames = zip(*kept, strict=True)
+    return ReducedClip(frames, times, sizes[0]) if reduction else Clip(frames, times)
 
 
-def _frames(pipe: Any) -> Iterator[tuple[float, Image.Image]]:
-    """Times and frames that the process writes, until it ends."""
+def _frames(pipe: Any) -> Iterator[tuple[float, tuple[int, int], Image.Image]]:
+    """Times, sizes in the file and frames that the process writes, until it ends."""
     while len(header := pipe.read(HEADER.size)) == HEADER.size:
-        time, height, width = HEADER.unpack(header)
+        time, *original, height, width = HEADER.unpack(header)
         pixels = pipe.read(height * width * 3)
         if len(pixels) < height * width * 3:
             return
-        yield time, Image.frombytes("RGB", (width, height), pixels)
+        yield time, tuple(original[::-1]), Image.frombytes("RGB", (width, height), pixels)
 
 
 def _failure(code: int, written: str, limits: ReadLimits) -> str:

@@ -1,12 +1,12 @@
 """Rows of whole conversations with images: packed under two budgets, tokens and patches, by sizes alone.
 
-What a row holds is decided once. Its images are decoded, and augmented as a function of seed, step and conversation,
-when a batch is made.
+What a row holds is decided once; the text that fills its free tokens (``k2jax.data.filling``) is another in each pass.
+Its images are decoded, and augmented as a function of seed, step and conversation, when a batch is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,16 @@ class PlannedRow:
         numbers: of its conversations.
         length: tokens of the row.
         augment: share of conversations that are augmented.
+        row: its number among the rows of the split.
+        filling: reads the documents of text that follow the conversations.
     """
 
     split: VisualSplit
     numbers: tuple[int, ...]
     length: int
     augment: float
+    row: int = 0
+    filling: Callable[[], list[np.ndarray]] = list
 
     @property
     def grids(self) -> list[tuple[int, int, int]]:
@@ -51,7 +55,7 @@ class PlannedRow:
             needed: numbers of the row's chunks that are decoded; a drawn picture is in any case.
         """
         parts = [self._rendered(number, key, own) for number, own in self._needed(needed)]
-        row = pack_row([part.ids for part in parts], self.length)
+        row = pack_row([*(part.ids for part in parts), *self.filling()], self.length)
         feature = np.full(self.length, -1, np.int32)
         chunks: list[PatchChunk] = []
         start = 0
@@ -113,6 +117,11 @@ class VisualRows:
         """Tokens of all rows, those that features stand for included, without padding."""
         return int(self.stream.tokens.sum())
 
+    @property
+    def free(self) -> np.ndarray:
+        """Tokens that each row leaves free, int64 ``[rows]``."""
+        return np.array([self.length - int(self.stream.tokens[row].sum()) for row in self._rows], np.int64)
+
     def __getitem__(self, index: int) -> PlannedRow:
         """Row ``index``.
 
@@ -121,7 +130,7 @@ class VisualRows:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        return PlannedRow(self.stream, tuple(self._rows[index]), self.length, self._augment)
+        return PlannedRow(self.stream, tuple(self._rows[index]), self.length, self._augment, index)
 
 
 def fit_two_budgets(tokens: np.ndarray, patches: np.ndarray, length: int, most: int) -> list[list[int]]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from k2jax.config.schema import ImagesConfig
-
-MERGE = 2
-"""Patches along each side of the square that becomes one feature."""
-
+from k2jax.data.images.video_process import MERGE
 
 FRAME_PATCHES = 4096
 """Most patches of a frame of a clip."""

@@ -25,7 +25,7 @@ class MeasuredMedia(NamedTuple):
     def of(cls, media: Image.Image | Clip) -> MeasuredMedia:
         """Measures what is decoded."""
         if isinstance(media, Clip):
-            return cls(media.frames[0].size, tuple(media.times))
+            return cls(media.size, tuple(media.times))
         return cls(media.size)
 
     @classmethod

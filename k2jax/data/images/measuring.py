@@ -123,7 +123,9 @@ class Measurer:
 
     def _record(self, candidate: UnmeasuredConversation) -> list[MeasuredConversation]:
         record = json.loads(candidate.value)
-        found = read_conversation(record, self.places.beside(candidate.folder), self.limits)
+        found = read_conversation(
+            record, self.places.beside(candidate.folder), self.limits, reduction=self.renderer.reduction
+        )
         branches = self.renderer.branches(found)
         line = {"record": record, "folder": candidate.folder, "where": candidate.where}
         line |= {"digests": found.digests, "media": found.media}

@@ -14,7 +14,7 @@ from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, run_limits
 from k2jax.data.images.measured import MeasuredMedia
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.places import NOWHERE, MediaPlaces, read_media
-from k2jax.data.images.reading import FILE_LIMITS, read_image
+from k2jax.data.images.reading import FILE_LIMITS, read_image, to_rgb
 from k2jax.data.images.resize import padded_size, to_patches
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.media import MediaSpan
@@ -58,9 +58,14 @@ class ImageProcessor:
         self._vision, self._limits = vision, limits
         self._places = places
 
+    @property
+    def reduction(self) -> dict[str, Any]:
+        """What frames are reduced to as they are read, keywords of ``reduced_sides``."""
+        return {"patch": self._vision.patch, **self._limits.frames._asdict()}
+
     def image(self, image: Image.Image) -> PatchChunk:
-        """Patches of one image; it is converted to RGB."""
-        patches, height, width = to_patches(image.convert("RGB"), self._vision.patch, self._limits.images)
+        """Patches of one image; it is converted to RGB, see ``to_rgb``."""
+        patches, height, width = to_patches(to_rgb(image), self._vision.patch, self._limits.images)
         return PatchChunk(patches, (1, height, width))
 
     def clip(self, clip: Clip) -> list[PatchChunk]:
@@ -70,7 +75,8 @@ class ImageProcessor:
             UserError: there are more than ``most``.
         """
         together, patch, chunks = self._vision.frames, self._vision.patch, []
-        size = padded_size(clip.frames[0].height, clip.frames[0].width, patch, self._limits.frames)
+        width, height = clip.size
+        size = padded_size(height, width, patch, self._limits.frames)
         patches = len(clip.frames) * size.padded_height * size.padded_width // patch**2
         if self._most is not None and patches > self._most:
             raise UserError(
@@ -78,7 +84,8 @@ class ImageProcessor:
                 "config.data.images.patches"
             )
         for start in range(0, len(clip.frames), together):
-            cut = [to_patches(frame, patch, self._limits.frames) for frame in clip.frames[start : start + together]]
+            frames = clip.frames[start : start + together]
+            cut = [to_patches(frame, patch, self._limits.frames, clip.size) for frame in frames]
             patches = np.concatenate([patches for patches, _, _ in cut])
             chunks.append(PatchChunk(patches, (len(cut), *cut[0][1:])))
         return chunks
@@ -138,8 +145,9 @@ class ImageProcessor:
         if isinstance(value, Clip):
             return value
         if isinstance(value, list | tuple):
-            return read_frames(value, rate, lambda frame, name: self._read_image(frame, name).convert("RGB"))
-        return read_clip(self._bytes(value, name), FILE_LIMITS, name)
+            read = lambda frame, name: to_rgb(self._read_image(frame, name))  # noqa: E731
+            return read_frames(value, rate, read, reduction=self.reduction)
+        return read_clip(self._bytes(value, name), FILE_LIMITS, name, self.reduction)
 
     def _bytes(self, value: Any, name: str) -> bytes:
         if isinstance(value, bytes):

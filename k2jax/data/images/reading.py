@@ -10,8 +10,10 @@ import base64
 import binascii
 import io
 import os
+import re
 import stat
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 import warnings
 
 import numpy as np
@@ -22,6 +24,8 @@ from k2jax.errors import UserError, abbreviate
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _DATA_URL = "data:"
+_BEGINS = re.compile(rf"\s*{_DATA_URL}", re.IGNORECASE)
+_ALPHABET, _WHITE = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\f\v"
 # About oddities of files, and about sizes beyond a limit that is less strict than the one below. Once for the process:
 # images are decoded in several threads, which would restore each other's filters.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -57,7 +61,9 @@ FILE_LIMITS = ReadLimits()
 def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image") -> Image.Image:
     """Decodes a file: the first frame, turned as its EXIF orientation says, in RGB.
 
-    Transparency is dropped, as in the release. Samples of 16 bits lose their lower 8.
+    What is transparent is on white: the release drops transparency, which leaves black on black of most drawings.
+    Samples of 16 bits lose their lower 8. Integers of 32 bits are read as 8 bits up to 255 and as 16 up to 65535,
+    floats as shares up to 1 and as 8 bits up to 255; others are refused.
 
     Args:
         data: the file's bytes.
@@ -76,7 +82,7 @@ def read_image(data: bytes, limits: ReadLimits = FILE_LIMITS, name: str = "image
         if pixels > limits.megapixels:
             raise ImageError(f"{name} has {pixels:,.1f} megapixels; at most {limits.megapixels:g} are decoded")
         image.load()
-        return _to_rgb(ImageOps.exif_transpose(image))
+        return to_rgb(ImageOps.exif_transpose(image), name)
     except ImageError:
         raise
     except UnidentifiedImageError as error:  # Pillow names the address of the buffer
@@ -122,27 +128,57 @@ def check_size(size: int, limits: ReadLimits, name: str) -> None:
 def decode_data_url(url: str) -> bytes:
     """The bytes of a ``data:image/…;base64,…`` URL.
 
+    White space is no part of it; the alphabet of URLs, escapes by percent and a missing end of the last group are read.
+
     Raises:
         ImageError: it is no such URL.
     """
     head, comma, body = url.partition(",")
+    head = "".join(head.split()).lower()
     if not (head.startswith(_DATA_URL) and head.endswith(";base64") and comma):
         raise ImageError(f"an image must be a data URL with base64 content, not {abbreviate(url, 40)}")
     try:
-        return base64.b64decode(body, validate=True)
+        data = unquote_to_bytes(body) if "%" in body else body.encode("ascii")
+        data = data.translate(_ALPHABET, _WHITE).rstrip(b"=")
+        return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ImageError(f"the data URL of an image is not base64: {error}") from error
 
 
 def is_data_url(url: str) -> bool:
     """Whether a URL holds its content itself."""
-    return url.startswith(_DATA_URL)
+    return _BEGINS.match(url) is not None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+    """An image in RGB, on white where it is transparent.
+
+    Raises:
+        ImageError: its samples are numbers of which no brightness follows.
+    """
     if image.mode.startswith("I") or image.mode == "F":
-        samples = np.asarray(image)
-        # Files store 16 bits in the others; floats are 0 to 255, and what is no number is black.
-        upper = np.nan_to_num(samples) if image.mode == "F" else samples >> 8
-        image = Image.fromarray(np.clip(upper, 0, 255).astype(np.uint8))
-    return image.convert("RGB")
+        return _of_numbers(image, name).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layered = image.convert("RGBA")
+    if layered.getchannel("A").getextrema()[0] < 255:
+        layered = Image.alpha_composite(Image.new("RGBA", image.size, "white"), layered)
+    return layered.convert("RGB")
+
+
+def _of_numbers(image: Image.Image, name: str) -> Image.Image:
+    """Grey of 8 bits from integers of 16 or 32 bits or from floats, whose range their largest says."""
+    samples, real = np.asarray(image), image.mode == "F"
+    samples = np.nan_to_num(samples, posinf=np.inf, neginf=-np.inf) if real else samples  # what is no number is black
+    low, high = samples.min(), samples.max()
+    if low < 0 or high > (255 if real else 65535):
+        ranges = "floats up to 1 or 255" if real else "integers of 32 bits up to 255 or 65535"
+        raise ImageError(f"{name} has samples from {low:g} to {high:g}; {ranges} are read: convert it to 8 bits")
+    if real:
+        grey = np.rint(samples * 255 if high <= 1 else samples)
+    else:
+        grey = samples >> 8 if image.mode != "I" or high > 255 else samples
+    grey = grey.astype(np.uint8)
+    if isinstance(clear := image.info.get("transparency"), int):
+        grey = np.where(samples == clear, np.uint8(255), grey)
+    return Image.fromarray(grey)

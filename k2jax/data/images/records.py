@@ -46,9 +46,10 @@ def visual_records(path: Path, limits: ReadLimits) -> Iterator[PlacedRecord]:
         path: a ``.parquet`` or ``.tar`` file; every other is read as JSON lines.
         limits: largest file of an image.
     """
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         yield from _parquet(path, limits)
-    elif path.suffix == ".tar":
+    elif suffix == ".tar":
         for sample in tar_samples(path, limits):
             yield _placed(sample.where, lambda sample=sample: _of_sample(sample))
     else:

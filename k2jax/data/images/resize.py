@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from k2jax.data.images.limits import MERGE, PUBLISHED, ResizeLimits
+from k2jax.data.images.video_process import reduced_sides
 
 
 class PaddedSize(NamedTuple):
@@ -40,32 +40,27 @@ def padded_size(height: int, width: int, patch: int, limits: ResizeLimits = PUBL
         patch: side of a patch [pixels].
         limits: what it is reduced to.
     """
-    count = max(1, height // patch) * max(1, width // patch)
-    longest = limits.side * patch
-    scale = min(1.0, math.sqrt(limits.patches / count), longest / height, longest / width)
-    step = MERGE * patch
-    while True:
-        sides = [min(longest, max(1, int(side * scale))) for side in (height, width)]
-        size = PaddedSize(*sides, *(-(-side // step) * step for side in sides))
-        patches = size.padded_height * size.padded_width // patch**2
-        if limits.padded is None or patches <= limits.padded:
-            return size
-        scale *= math.sqrt(limits.padded / patches)
+    sides = reduced_sides(height, width, patch=patch, **limits._asdict())
+    return PaddedSize(*sides, *(-(-side // (MERGE * patch)) * MERGE * patch for side in sides))
 
 
-def to_patches(image: Image.Image, patch: int, limits: ResizeLimits = PUBLISHED.images) -> tuple[np.ndarray, int, int]:
+def to_patches(
+    image: Image.Image, patch: int, limits: ResizeLimits = PUBLISHED.images, original: tuple[int, int] | None = None
+) -> tuple[np.ndarray, int, int]:
     """Resamples, pads and cuts an image.
 
     Args:
         image: in RGB.
         patch: side of a patch [pixels].
         limits: what it is reduced to.
+        original: width and height that decide its size, of one that is reduced already; None are its own.
 
     Returns:
         Patches float32 ``[height * width, 3 * patch * patch]`` in [-1, 1], row by row and each colour by colour, and
         height and width in patches.
     """
-    size = padded_size(image.height, image.width, patch, limits)
+    width, height = original or image.size
+    size = padded_size(height, width, patch, limits)
     if (size.width, size.height) != image.size:
         image = image.resize((size.width, size.height), Image.Resampling.BICUBIC)
     pixels = np.zeros((size.padded_height, size.padded_width, 3), np.float32)

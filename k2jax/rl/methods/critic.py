@@ -17,17 +17,19 @@ from k2jax.agents.judges.verdict_metrics import JudgedPair, Verdict, verdict_met
 from k2jax.agents.mixture import CRITIC, DrawnTask
 from k2jax.agents.task import Task
 from k2jax.config.schema import Config
-from k2jax.errors import InfrastructureError, UserError
+from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.rl.evaluation import open_policy
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup, class_of
 from k2jax.rl.methods.base import Method, Methods, Parts, refuse_images
 from k2jax.rl.methods.judges import Gather, check_critic, open_judge, read_rubrics, uses_critic
 from k2jax.rl.sampler import Sampler
-from k2jax.train.run import Run
+from k2jax.train.run import Run, say
 from k2jax.trajectory.annotations import PairVerdict, set_comparisons
 
 Answered = JudgeAnswer | InfrastructureError
+_UNREADABLE_SHARE = 0.1  # of verdicts, from which on it is said
+_SHOWN = 200  # characters of an unreadable answer
 
 
 class Critic(Method):
@@ -95,6 +97,8 @@ class Critic(Method):
                 for group, tournament in [(groups[number], tournaments[number])]
             ]
         )
+        if warning := _unreadable(said):
+            say(warning)
         verdicts: list[dict[Pair, tuple[Answer, Answer]]] = [{} for _ in groups]
         words: list[dict[int, list[PairVerdict]]] = [{} for _ in groups]
         for (number, pair), answers in zip(asked, said, strict=True):
@@ -199,6 +203,18 @@ class Critic(Method):
 
     def _rubrics_of(self, task: Task) -> tuple[Rubric, ...]:
         return rubrics_for(task, self._rubrics)
+
+
+def _unreadable(said: Sequence[tuple[Answered, Answered]]) -> str:
+    """A line for the console where more than a tenth of the verdicts cannot be read, with the first of them."""
+    answers = [each for both in said for each in both if isinstance(each, JudgeAnswer)]
+    unreadable = [each.said for each in answers if each.choice is None]
+    if len(unreadable) <= _UNREADABLE_SHARE * len(answers):
+        return ""
+    return (
+        f"{len(unreadable):,} of {len(answers):,} answers of the judge have no verdict that can be read, the first one "
+        f"{abbreviate(unreadable[0][-_SHOWN:], _SHOWN)}; raise rl.critic.max_tokens where they are cut"
+    )
 
 
 def _place(group: PromptGroup, tournament: Tournament, pair: Pair) -> Place:

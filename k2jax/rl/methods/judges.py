@@ -10,17 +10,18 @@ import re
 from typing import Any
 
 from k2jax import processes
-from k2jax.agents.judges.judge import Judge
+from k2jax.agents.judges.judge import ChatJudge, Judge
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.judges.rubrics import Rubric, load_rubrics
 from k2jax.agents.mixture import CRITIC
 from k2jax.agents.verdicts import VerdictLog
-from k2jax.client import HTTPClient
+from k2jax.client import ChatEndpoint, HTTPClient
 from k2jax.config.schema import Config, RLConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.inputs import endpoint_options
 from k2jax.text.chat import ChatFormat, chat_format
 from k2jax.text.tokenizer import Tokenizer
 
@@ -56,6 +57,8 @@ def check_critic(config: Config) -> None:
         raise UserError("config.rl.critic.rubrics are not read with rl.critic.format compact; set it to chat")
     if critic.judge == "endpoint" and not (re.match("https?://", critic.url) and critic.model):
         raise UserError("config.rl.critic.judge endpoint needs rl.critic.url (http://...) and rl.critic.model")
+    if critic.api == "chat" and critic.tokenizer:
+        raise UserError("config.rl.critic.tokenizer is of rl.critic.api completions; set that, or leave it out")
     if critic.judge == "policy" and (critic.url or critic.model or critic.tokenizer):
         raise UserError("config.rl.critic.url, model and tokenizer are of an endpoint; set rl.critic.judge to endpoint")
     if critic.api_key_variable and not os.environ.get(critic.api_key_variable):
@@ -107,12 +110,16 @@ def open_judge(
         # Every process of the engine has to ask: the log of the first one alone must not decide what it runs.
         options |= {"name": "policy", "max_length": rl.rollout.max_length, "always_asks": True}
         return Judge(client, chat, tokenizer, style, **options), client.gather
-    if critic.tokenizer:
+    if critic.tokenizer and critic.api == "completions":
         tokenizer = tokenizer_of(critic.tokenizer)
         chat = chat_format(tokenizer)
-    key = os.environ[critic.api_key_variable] if critic.api_key_variable else None
-    attempts = 1 + rl.scoring.retries
-    endpoint = HTTPClient(critic.url, critic.model, api_key=key, timeout=critic.timeout, attempts=attempts)
-    opened.callback(lambda: event_loop.run(endpoint.__aexit__()))
-    options |= {"name": critic.model, "concurrency": critic.concurrency}
-    return Judge(endpoint, chat, tokenizer, style, **options), asyncio.gather
+    requests = endpoint_options(rl)
+    options["concurrency"] = critic.concurrency
+    if critic.api == "chat":
+        asked = ChatEndpoint(critic.url, critic.model, **requests)
+        judge: Judge = ChatJudge(asked, style, **options)
+    else:
+        asked = HTTPClient(critic.url, critic.model, **requests)
+        judge = Judge(asked, chat, tokenizer, style, name=critic.model, **options)
+    opened.callback(lambda: event_loop.run(asked.__aexit__()))
+    return judge, asyncio.gather

@@ -61,7 +61,7 @@ def chosen_teachers(config: Config, workdir: Path) -> dict[str, str]:
 
 
 def measured_table(config: Config, teachers: Mapping[str, str]) -> Table:
-    """Evaluates every teacher on the held-out tasks of ``config.rl``: the share of right answers at temperature 1.
+    """Evaluates every teacher on the held-out tasks of ``config.rl``: the share of right answers that are sampled.
 
     Args:
         config: its ``rl`` group and ``data.chat_format`` are read.

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from k2jax.agents.environments.tools import USER_TURNS
 from k2jax.agents.registry import apis
-from k2jax.agents.split import Split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.agents.toolsets.functions import declared_function
 from k2jax.agents.toolsets.types import declared
 from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import APIS, class_names
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
@@ -33,7 +33,7 @@ class BFCLTasks:
         category: Literal["base", "miss_param", "long_context"] = "base",
         path: str = "",
         steps: int = 60,
-        split: Split = "train",
+        split: FileSplit = "train",
     ):
         """A set of tasks.
 
@@ -41,15 +41,17 @@ class BFCLTasks:
             category: of the package's tasks.
             path: JSONL instead, of records with ``id``, ``question`` (messages of each turn), ``initial_config``,
                 ``ground_truth`` (calls of each turn, written as Python) and ``classes`` (names of declared ones).
-            steps: calls of the model in an episode.
-            split: ``test``; there is nothing to train on, but for a file of your own, which is all of ``train`` too.
+            steps: of an episode, see ``Budget``.
+            split: ``test`` or ``all``; there is nothing to train on, but for a file of your own, which is divided as
+                others are: a tenth of it, by content, is ``test``.
 
         Raises:
             UserError: the split is ``train``, and there is no path.
         """
-        if split != "test" and not path:
+        if split == "train" and not path:
             raise UserError("bfcl is for evaluation alone: all of its tasks are held out; use the split test")
         self._category, self._path, self._steps = category, path, steps
+        self._split: FileSplit = split if path else "all"
 
     def load(self) -> Iterator[Task]:
         """The tasks in the order of the file.
@@ -59,9 +61,11 @@ class BFCLTasks:
         """
         for record in read_records("bfcl", self._path) if self._path else _packaged(self._category):
             try:
-                yield self._task(record)
+                task = self._task(record)
             except (KeyError, TypeError, IndexError, AttributeError) as error:
                 raise UserError(f"bfcl: the record {record.get('id')!r} is no task: {error!r}") from None
+            if in_split(repr(task.instruction), self._split):
+                yield task
 
     def _task(self, record: Mapping[str, Any]) -> Task:
         first, *others = record["question"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 ANSWER_FORMAT = "\n\nWrite the whole program in one block of code that begins with ```python and ends with ```."
 
@@ -18,13 +18,13 @@ class CodeTasks:
     The tests never enter a sandbox in which a model acts: they are in the task's metadata until the verifier runs them.
     """
 
-    def __init__(self, path: str, split: Split = "train"):
+    def __init__(self, path: str, split: FileSplit = "train"):
         """Records of a file.
 
         Args:
             path: JSONL with ``prompt``, ``tests`` (a list of Python sources, each of which passes or raises, such as
                 ``assert add(1, 2) == 3``) and optionally ``setup`` (Python source that comes before each).
-            split: ``train``, or ``test`` for a tenth of the prompts, by content.
+            split: ``train``, ``test`` for a tenth of the prompts, by content, or ``all``.
         """
         self._path, self._split = path, split
 
@@ -39,7 +39,7 @@ class CodeTasks:
             prompt, tests, setup = record.get("prompt"), record.get("tests"), record.get("setup", "")
             if not isinstance(prompt, str) or not isinstance(setup, str) or not _are_tests(tests):
                 raise UserError(f"code: record {number} of {self._path} needs a prompt and a list of tests as text")
-            if prompt in seen or split_of(prompt) != self._split:
+            if prompt in seen or not in_split(prompt, self._split):
                 continue
             seen.add(prompt)
             yield Task(

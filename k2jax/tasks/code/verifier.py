@@ -51,7 +51,9 @@ class UnitTests(Verifier):
         request = {"tests": tests, "setup": task.metadata.get("setup", ""), "secret": secret}
         await sandbox.write("/work/solution.py", program.encode(errors="replace"))
         result = await sandbox.exec(
-            [python, "-I", "-S", "-c", _JUDGE], stdin=json.dumps(request).encode(), timeout=TIMEOUT
+            [python, "-I", "-S", "-c", _JUDGE],
+            stdin=json.dumps(request).encode(),
+            timeout=task.limits.test_seconds or TIMEOUT,
         )
         verdict = verdict_of(result.stdout, secret)
         if verdict is None:

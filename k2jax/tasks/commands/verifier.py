@@ -40,5 +40,7 @@ class ShellTest(Verifier):
             plain_files(task) | {path: text.encode(errors="replace") for path, text in left.items()}
         ).items():
             await sandbox.write(f"/work/{path}", content)
-        result = await sandbox.exec(["/bin/sh", "-c", task.metadata["test"]], timeout=TIMEOUT)
+        result = await sandbox.exec(
+            ["/bin/sh", "-c", task.metadata["test"]], timeout=task.limits.test_seconds or TIMEOUT
+        )
         return Reward(float(result.code == 0), info={"missing": [], "code": result.code})

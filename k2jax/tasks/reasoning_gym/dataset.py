@@ -15,6 +15,7 @@ import sys
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
+from k2jax.files.child_environment import child_environment
 
 GENERATOR = "k2jax.tasks.reasoning_gym.generate"
 ANSWER_FORMAT = "\n\nGive your final answer between <answer> and </answer>."
@@ -59,7 +60,8 @@ class ReasoningGymTasks:
             input=json.dumps(self._request),
             capture_output=True,
             encoding="utf-8",
-            env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            env=child_environment()
+            | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
         if done.returncode == 2:
             raise UserError(done.stderr.strip().splitlines()[-1])

@@ -48,7 +48,7 @@ class Tau2Tasks:
             path: folder with ``tasks.json``, ``db.json``, ``policy.md`` and perhaps ``split_tasks.json`` of tau2's
                 form; by default those of the package, and for ``mock`` generated tasks.
             turns: how often the user confirms, after answers without a call; after one more the user is gone.
-            steps: calls of the model in an episode.
+            steps: of an episode, see ``Budget``.
             count: number of generated tasks; others are all of the file's.
             seed: of generated tasks.
             split: ``train`` or ``test``, by the folder's own division; without one its tasks are all of each.

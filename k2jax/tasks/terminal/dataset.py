@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import random
 from typing import Any, NamedTuple
 
-from k2jax.agents.environments.files import FILES
-from k2jax.agents.split import Split, split_of
+from k2jax.agents.environments.files import FILES, OUTPUTS
+from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.errors import UserError, abbreviate, nearest
-from k2jax.tasks.record_fields import read_records
+from k2jax.tasks.record_fields import in_split, read_records
 
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jade", "kelp", "lotus")
 _DONE = " All paths are below /work. When you are done, answer without calling a tool."
@@ -24,12 +24,14 @@ class TerminalProblem(NamedTuple):
         files: text and octal mode by path below ``/work``.
         solution: what ``/bin/sh`` runs in ``/work``.
         test: Python source that raises where the files that are left are wrong; see ``terminal_program``.
+        outputs: paths below ``/work`` that the test needs, which are kept before others where not all files fit.
     """
 
     instruction: str
     files: dict[str, dict[str, str]]
     solution: str
     test: str
+    outputs: tuple[str, ...] = ()
 
 
 class TerminalTasks:
@@ -42,26 +44,29 @@ class TerminalTasks:
         steps: int = 20,
         count: int = 100,
         seed: int = 0,
-        split: Split = "train",
+        split: FileSplit = "train",
     ):
         """A set of problems.
 
         Args:
             kinds: of generated problems, in turn.
-            path: JSONL instead, with ``instruction``, ``solution``, ``test`` and ``files`` (texts by path).
-            steps: calls of the model in an episode.
+            path: JSONL instead, with ``instruction``, ``solution``, ``test``, ``files`` (texts by path) and, where
+                a test needs few files, ``outputs`` (paths).
+            steps: of an episode, see ``Budget``.
             count: number of generated tasks.
             seed: of them.
-            split: ``train`` or ``test``, by the content of the instruction and the files.
+            split: ``train`` or ``test``, by the content of the instruction and the files; of a file also ``all``.
 
         Raises:
-            UserError: a kind is unknown, or ``count`` is not positive.
+            UserError: a kind is unknown, ``count`` is not positive, or ``all`` has no file.
         """
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"terminal: there is no kind {abbreviate(kind)}{nearest(kind, list(KINDS))}")
         if not kinds or count < 1:
             raise UserError("terminal: count must be positive and kinds named")
+        if split == "all" and not path:
+            raise UserError("terminal: problems are generated for the split train or test; all is of a file, path=")
         self._kinds, self._path, self._steps = kinds, path, steps
         self._count, self._seed, self._split = count, seed, split
 
@@ -78,14 +83,14 @@ class TerminalTasks:
                     raise UserError(
                         f"terminal: record {number} of {self._path} needs instruction, solution, test and files"
                     )
-                if _split(problem) == self._split:
+                if in_split(_content(problem), self._split):
                     yield self._task(str(number), "file", problem)
             return
         rng = random.Random(f"terminal {self._seed} {self._split}")
         for number in range(self._count):
             kind = self._kinds[number % len(self._kinds)]
             problem = KINDS[kind](rng)
-            while _split(problem) != self._split:
+            while not in_split(_content(problem), self._split):
                 problem = KINDS[kind](rng)
             yield self._task(f"{kind}/{self._split}/seed{self._seed}/{number}", kind, problem)
 
@@ -98,7 +103,8 @@ class TerminalTasks:
             environment="files",
             tools=("shell",),
             budget=Budget(steps=self._steps),
-            metadata={FILES: problem.files, "solution": problem.solution, "test": problem.test},
+            metadata={FILES: problem.files, "solution": problem.solution, "test": problem.test}
+            | ({OUTPUTS: problem.outputs} if problem.outputs else {}),
         )
 
 
@@ -108,14 +114,17 @@ def _problem(record: dict[str, Any]) -> TerminalProblem | None:
     files = record.get(FILES, {})
     if not all(isinstance(text, str) for text in texts) or not isinstance(files, dict):
         return None
-    if not all(isinstance(text, str) for text in files.values()):
+    outputs = record.get(OUTPUTS, [])
+    if not isinstance(outputs, list) or not all(isinstance(text, str) for text in (*files.values(), *outputs)):
         return None
     instruction, solution, test = texts
-    return TerminalProblem(instruction, {path: {"text": text} for path, text in files.items()}, solution, test)
+    contents = {path: {"text": text} for path, text in files.items()}
+    return TerminalProblem(instruction, contents, solution, test, tuple(outputs))
 
 
-def _split(problem: TerminalProblem) -> Split:
-    return split_of(problem.instruction + repr(sorted(problem.files.items())))
+def _content(problem: TerminalProblem) -> str:
+    """What decides its split."""
+    return problem.instruction + repr(sorted(problem.files.items()))
 
 
 def _names(rng: random.Random, count: int) -> list[str]:

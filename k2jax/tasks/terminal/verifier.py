@@ -17,7 +17,7 @@ from k2jax.tasks.terminal import test_program as terminal_program
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 60.0
-"""Wall time of a test script [s]."""
+"""Wall time of a test script, where its task sets none [s]."""
 _PROGRAM = Path(terminal_program.__file__).read_text(encoding="utf-8")
 
 
@@ -39,13 +39,18 @@ class TerminalVerifier(Verifier):
         """
         outcome = trajectory.metadata.get(OUTCOME, {})
         if trajectory.status != "finished" or not outcome.get("archive"):
-            return Reward(0.0, info={"files": False, "too_large": bool(outcome.get("too_large"))})
+            return Reward(0.0, info={"files": False, "reason": outcome.get("reason", "")})
+        left_out = {"left_out": outcome["left_out"]} if outcome.get("left_out") else {}
         secret = secrets.token_hex(16)
         request = {"archive": outcome["archive"], "test": task.metadata["test"], "secret": secret}
         result = await sandbox.exec(
-            [*isolated_python(task), "-c", _PROGRAM], stdin=json.dumps(request).encode(), timeout=TIMEOUT
+            [*isolated_python(task), "-c", _PROGRAM],
+            stdin=json.dumps(request).encode(),
+            timeout=task.limits.test_seconds or TIMEOUT,
         )
         verdict = verdict_of(result.stdout, secret)
         if verdict is None:
-            return Reward(0.0, info={"files": True, "reason": "time" if result.timed_out else f"exit {result.code}"})
-        return Reward(float(not verdict["reason"]), info={"files": True, "reason": verdict["reason"]})
+            return Reward(
+                0.0, info={"files": True, "reason": "time" if result.timed_out else f"exit {result.code}"} | left_out
+            )
+        return Reward(float(not verdict["reason"]), info={"files": True, "reason": verdict["reason"]} | left_out)

@@ -33,7 +33,7 @@ class VerifiersTasks:
             environment: name of an installed environment.
             arguments: of its ``load_environment``, a JSON object.
             count: the first so many rows; 0 is all.
-            steps: calls of the model in an episode; 0 leaves it to the environment.
+            steps: of an episode, see ``Budget``; 0 leaves it to the environment.
             split: ``train``, or ``test`` for its rows for evaluation. Where it has rows of one kind only, a tenth of
                 them is held out.
         """

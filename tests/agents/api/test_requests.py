@@ -80,7 +80,6 @@ CHATS = COMMON | {
     "reasoning_effort": ["low"],
     "parallel_tool_calls": [False],
     "prediction": [{}],
-    "store": [True],
     "echo": [True],
 }
 
@@ -116,7 +115,7 @@ MESSAGES = {
     ],
     "tools": [{}, [{"type": "web_search_20250305", "name": "web_search"}], [{"name": ""}]],
     "tool_choice": [{"type": "any"}],
-    "stop_sequences": [[""]],
+    "stop_sequences": [[""], ["a"] * 65],
     "thinking": [{"type": "much"}, 5],
     "system": [5, [{"type": "image"}]],
     "output_config": [{"format": {"type": "json_schema"}}, 5],
@@ -142,12 +141,22 @@ def test_a_wrong_field_is_named(parse, cases):
         assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_only_openais_interfaces_limit_the_number_of_stop_strings():
+    assert len(messages(stop_sequences=list("abcdefgh")).stops) == 8
+
+
 def test_fields_without_effect_are_accepted():
     neutral = {"user": "me", "metadata": {"a": "b"}, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}
     neutral |= {"stop": None, "seed": 1}
     assert completion(best_of=1, suffix=None, **neutral) == completion(seed=1)
     neutral |= {"response_format": {"type": "text"}, "modalities": ["text"], "parallel_tool_calls": True}
-    assert chat(store=False, audio=None, **neutral) == chat(seed=1)
+    assert chat(store=False, audio=None, **neutral) == chat(store=True, **neutral) == chat(seed=1)
+
+
+def test_choices_of_one_seed_are_not_those_of_another():
+    seeds = [chat(n=8, seed=seed).choice_sampling(choice, 256).seed for seed in range(200) for choice in range(8)]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**32 for seed in seeds)
+    assert seeds[::8] == list(range(200))
 
 
 @pytest.mark.parametrize("body", [None, [], 5, "a"])
@@ -169,7 +178,8 @@ def test_choices_have_their_own_prompts_and_seeds():
     assert request.choices == 4
     assert [request.choice_prompt(i) for i in range(4)] == [(5, 6), (5, 6), (7, 8, 9), (7, 8, 9)]
     sampling = [request.choice_sampling(i, 256) for i in range(4)]
-    assert [choice.seed for choice in sampling] == [2**32 - 1, 0, 2**32 - 1, 0]
+    first, second = sampling[0].seed, sampling[1].seed
+    assert [choice.seed for choice in sampling] == [2**32 - 1, second, 2**32 - 1, second] and second != first
     assert [choice.max_tokens for choice in sampling] == [253, 253, 253, 253]
 
 

@@ -65,7 +65,7 @@ WRONG_ROLLOUTS = [
     {"task": "b", "sampling": {"temperature": -1}}, {"task": "b", "key": [1]}, {"task": "b", "budget": 3},
     {"task": "b", "sampling": {"return_experts": True}}, {"task": "b", "budget": {"tokens": -1}}, {"task": 3},
     {"task": ""}, {"task": "b", "sampling": {"max_tokens": 1.5}}, {"task": "b", "key": [0, 0, -1]},
-    {"task": "b", "declares_tools": 1}, {"task": "b", "budget": {"critical_steps": 3}}, {"task": "b", "metadata": [1]},
+    {"task": "b", "declares_tools": 1}, {"task": "b", "budget": {"sub_steps": 3}}, {"task": "b", "metadata": [1]},
     {"task": "b", "metadata": {"side_call": 1}}, {"task": "b", "sampling": {"stop_tokens": [[1]]}},
     {"task": "b", "sampling": {"stop_tokens": ["x"]}},
 ]  # fmt: skip
@@ -144,6 +144,47 @@ def test_parallel_answers_keep_to_the_budget(budget, expected):
     systems = [node for node in trajectory.nodes if (node.message or {}).get("role") == "system"]
     assert len(systems) == 1  # what they share is there once
     assert lengths == expected and sum(answer[2] != "" for answer in answers) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "main", "side"),
+    [
+        ({"budget": Budget(steps=1)}, 1, 10),  # twice the steps and 8
+        ({"budget": Budget(critical_steps=2)}, 2, 12),
+        ({"budget": Budget(steps=1), "side_calls": 3}, 1, 3),
+        ({"side_calls": 0}, 13, 0),
+        ({"budget": Budget(prompt_tokens=1)}, 1, 0),
+    ],
+)
+def test_side_calls_and_prompts_have_limits_of_their_own(options, main, side):
+    bench = Bench()
+    access = bench.gateway.open(spec(**options))
+
+    async def talk(http):
+        for tools in (True, False):
+            for number in range(13):
+                await say(http, access, "chat/completions", [("user", f"Go {number}")], tools=tools)
+
+    bench.run(talk)
+    answered = [
+        request["history"] > 0 for request in bench.gateway.session(access.rollout).requests if request["tokens"]
+    ]
+    assert (answered.count(False), answered.count(True)) == (main, side)
+
+
+@pytest.mark.parametrize(("steps", "answers"), [(1, 1), (3, 1), (4, 2), (6, 2), (7, 3)])
+def test_each_call_of_an_answer_is_a_step(steps, answers):
+    call = ("shell", json.dumps({"command": "ls"}))
+    bench = Bench(lambda prompt, sampling: reply_ids("", "", [call] * 3))
+    access = bench.gateway.open(spec(budget=Budget(steps=steps)))
+
+    async def talk(http):
+        for number in range(4):
+            await say(http, access, "chat/completions", [("user", f"Go {number}")])
+
+    bench.run(talk)
+    requests = bench.gateway.session(access.rollout).requests
+    assert sum(request["tokens"] > 0 for request in requests) == answers
 
 
 class Reader:

@@ -55,14 +55,23 @@ def test_the_compact_frame_has_its_separators_once(question, first, second):
         ("Both are right.\nVerdict: tie", "tie"),
         ('The first says "Verdict: A".\nVerdict: B', "second"),
         ("Verdict: A\nVerdict: B", "second"),
-        ("Verdict: A\nbut B is good too", None),
-        ("verdict: a", None),
+        ("Verdict: A\n\n(Answer A is shorter.)", "first"),
+        ("Verdict: A\nOne.\nTwo.\nThree.", None),
+        ("verdict: a", "first"),
+        ("**Verdict: A**", "first"),
+        ("Verdict: **B**.", "second"),
+        ("Final verdict: [tie]", "tie"),
+        ("<think>Verdict: B</think>Verdict: A", "first"),
+        ("<think>Verdict: B</think>I do not know.", None),
+        ("Verdict: A or B", None),
+        ("My verdict is Verdict: A", None),
+        ("Verdict: A" + "!" * 10**5, None),
         ("Verdict: C", None),
         ("I prefer A", None),
         ("", None),
     ],
 )
-def test_a_chat_verdict_is_the_last_line(said, choice):
+def test_a_chat_verdict_is_the_last_line_that_is_one_of_the_last_three(said, choice):
     assert CHAT.read(said) == choice
 
 

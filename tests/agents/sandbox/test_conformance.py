@@ -49,10 +49,28 @@ async def test_a_signal_is_128_and_its_number_and_a_writer_without_a_reader_ends
 
 @every_backend
 async def test_a_command_that_cannot_start_is_a_result_and_not_a_failure(sandbox):
-    commands = (["no-such-program"], ["echo", "a\0b"], ["echo", "\ud800"], [], ["echo", "a" * 3_000_000])
+    commands = (["no-such-program"], ["echo", "a\0b"], ["echo", "\ud800"], [])
     results = [await sandbox.exec(["true"], cwd="/work/missing"), *[await sandbox.exec(each) for each in commands]]
-    assert [result.code for result in results] == [127] * 6
-    assert all(result.stderr for result in results[:-1])
+    assert [result.code for result in results] == [127] * 5
+    assert all(result.stderr for result in results)
+
+
+@every_backend
+async def test_a_command_is_as_long_as_the_kernel_allows_and_a_longer_one_is_refused_with_both_numbers(sandbox):
+    longest = (1 << 17) - 1
+    fits = await sandbox.exec(["sh", "-c", 'printf %s "$1" | wc -c', "sh", "a" * longest], env={"B": "b"})
+    assert (fits.code, fits.stdout.split()) == (0, [b"131071"]), fits.stderr
+    variable = await sandbox.exec(["true"], env={"A": "a" * (longest - 2)})
+    assert variable.code == 0, variable.stderr
+    refused = {
+        "131,072": await sandbox.exec(["echo", "a" * (longest + 1)]),
+        "131,073": await sandbox.exec(["true"], env={"A": "a" * longest}),
+        "3,000,000": await sandbox.exec(["echo", "a" * 3_000_000]),
+        "2,500,": await sandbox.exec(["echo", *["a" * 100_000] * 25]),
+    }
+    for number, result in refused.items():
+        said = result.stderr.decode()
+        assert result.code == 127 and "Argument list too long" in said and number in said, said
 
 
 @every_backend

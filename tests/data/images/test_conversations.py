@@ -31,25 +31,59 @@ def conversation(answer, permitted=OPERATIONS):
     return read_conversation({"messages": [asked, answer], "augment": permitted}, NOWHERE, FILE_LIMITS)
 
 
+def drawn(read):
+    return [RENDERER.draw(read, np.random.default_rng(seed)) for seed in range(50)]
+
+
+def in_place(augmentation):
+    return dataclasses.replace(augmentation, brightness=1.0, contrast=1.0) == Augmentation()
+
+
+def shown(read, augmentation=None):
+    return tokenizer().decode(RENDERER.render(read, augmentation).ids.tolist())
+
+
+@pytest.mark.parametrize("kind", ["text", "thinking"])
+def test_words_for_sides_follow_the_picture_in_texts_that_are_marked(kind):
+    marked = {"type": kind, kind: "It is on the left.", "directions": True}
+    read = conversation({"role": "assistant", "content": [marked, {"type": "text", "text": "Good."}]})
+    before = shown(read)
+    assert "left" in before and "right" not in before and "directions" not in before
+    assert shown(read, Augmentation(flip=True)) == before.replace("left", "right")
+    turns = [augmentation.turns for augmentation in drawn(read)]
+    assert {turn % 2 for turn in turns} == {0} and len(set(turns)) > 1  # no quarter turn suits a word for a side
+    with refused("directions is 'yes'; it must be true or false"):
+        shown(conversation({"role": "assistant", "content": [marked | {"directions": "yes"}]}))
+
+
+DIRECTED = [
+    *("Is that right?", "It is on the left.", "turn clockwise", "then go east", "at 3 o'clock", "the first column"),
+    *("topleft", "leftwards", "lefthand", "sit down", "at [120, 40]", '<rect x="4"/>', "click(3, 4)", "links oben"),
+    *("在左边", "à côté", "bottommost", "the lower price", "above all", "a horizontal line"),
+]
+SAFE = ["Two red circles.", "The leftovers are cold, on this topic.", "It is a righteous man's 3.5 kg"]
+
+
+@pytest.mark.parametrize("text", DIRECTED + SAFE)
 @pytest.mark.parametrize(
     "answer",
     [
-        {"role": "assistant", "reasoning_content": "It is on the left.", "content": "left"},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "left!"}, {"type": "text", "text": "left"}]},
-        {"role": "assistant", "content": [{"text": "left"}]},
-        {"role": "assistant", "content": ["left"]},
+        lambda text: {"content": text},
+        lambda text: {"content": [text]},
+        lambda text: {"content": [{"type": "text", "text": text, "directions": False}]},
+        lambda text: {"content": "Yes.", "reasoning_content": text},
+        lambda text: {"content": [{"type": "thinking", "thinking": text}, {"type": "text", "text": "Yes."}]},
     ],
 )
-def test_words_for_sides_follow_the_picture_wherever_they_stand(answer):
-    read = conversation(answer)
-    shown, flipped = (
-        tokenizer().decode(RENDERER.render(read, augmentation).ids.tolist())
-        for augmentation in (None, Augmentation(flip=True))
-    )
-    assert "left" in shown and "right" not in shown
-    assert flipped == shown.replace("left", "right")
-    turns = [RENDERER.draw(read, np.random.default_rng(seed)).turns for seed in range(50)]
-    assert {turn % 2 for turn in turns} == {0} and len(set(turns)) > 1  # no quarter turn suits a word for a side
+def test_no_other_text_is_rewritten_and_beside_one_that_may_say_where_something_is_pictures_stay_in_place(text, answer):
+    read = conversation({"role": "assistant", **answer(text)})
+    assert shown(read, Augmentation(flip=True)) == shown(read, Augmentation(turns=2)) == shown(read)
+    assert all(map(in_place, drawn(read))) == (text in DIRECTED)
+
+
+def test_a_marked_text_with_words_that_cannot_be_exchanged_keeps_pictures_in_place():
+    marked = {"type": "text", "text": "left, then clockwise", "directions": True}
+    assert all(map(in_place, drawn(conversation({"role": "assistant", "content": [marked]}))))
 
 
 def test_pictures_stay_in_place_beside_calls_of_tools():

@@ -25,8 +25,8 @@ from tests.refusal import refused
 VISION = vision_preset("nano_vision")
 
 
-def prepared(folder, sources, *, devices=1, rows=4, log=None, **overrides):
-    config = defaults("sft", model="micro")
+def prepared(folder, sources, *, stage="sft", devices=1, rows=4, log=None, **overrides):
+    config = defaults(stage, model="micro")
     config.model.vision.layers = 1
     config.data.sources = sources
     config.data.tokenizer.update({"kind": "bytes", "media": True})

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, read_image
+from k2jax.data.images.reading import ImageError, ReadLimits, decode_data_url, is_data_url, read_image, to_rgb
 from tests.data.images.hostile import encoded, exif, noise
 from tests.refusal import refused
 
@@ -72,9 +72,96 @@ def test_changed_bytes_give_an_image_or_an_error_of_one_line(which, changes):
         assert "\n" not in str(error)
 
 
+def layered(mode, kind="PNG", **options):
+    """A black square on what is transparent, whose hidden colour is black too."""
+    pixels = np.zeros((8, 8, 4), np.uint8)
+    pixels[2:6, 2:6, 3] = 255
+    image = Image.fromarray(pixels)
+    if mode == "LA":
+        image = image.convert("LA")
+    elif mode in ("P", "L", "RGB"):  # one colour is transparent
+        image = Image.fromarray(np.where(pixels[..., 3] > 0, 0, 9).astype(np.uint8)).convert(mode)
+        options["transparency"] = (9, 9, 9) if mode == "RGB" else 9
+    return encoded(image, kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("L", "PNG"), ("RGB", "PNG"), ("RGBA", "WEBP"), ("RGBA", "TIFF"),
+     ("P", "GIF")],
+)  # fmt: skip
+def test_black_on_transparent_is_black_on_white(mode, kind):
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    pixels = np.asarray(read_image(layered(mode, kind, **lossless)))
+    expected = np.full((8, 8, 3), 255, np.uint8)
+    expected[2:6, 2:6] = 0
+    np.testing.assert_array_equal(pixels, expected)
+
+
+def test_half_transparent_is_half_of_white_and_opaque_colours_stay_as_they_are():
+    half = np.full((4, 4, 4), [200, 0, 100, 128], np.uint8)
+    shown = np.asarray(read_image(encoded(Image.fromarray(half), "PNG"))).astype(int)
+    assert np.abs(shown - (np.array([200, 0, 100]) * 128 + 255 * 127) / 255).max() <= 1
+    opaque = noise(16).convert("RGBA")
+    np.testing.assert_array_equal(np.asarray(to_rgb(opaque)), np.asarray(opaque)[..., :3])
+
+
+RAMP = np.arange(64).reshape(8, 8)
+NUMBERS = [
+    (RAMP.astype(np.int32) * 4, RAMP * 4),
+    (RAMP.astype(np.int32) * 1000, RAMP * 1000 // 256),
+    (RAMP.astype(np.uint16) * 1000, RAMP * 1000 // 256),
+    ((RAMP / 63).astype(np.float32), np.rint(RAMP / 63 * 255)),
+    (np.where(RAMP == 9, np.nan, RAMP / 63).astype(np.float32), np.where(RAMP == 9, 0, np.rint(RAMP / 63 * 255))),
+    (RAMP.astype(np.float32) * 4, RAMP * 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("samples", "grey"), NUMBERS, ids=["8 of 32", "16 of 32", "16", "shares", "no number", "floats"]
+)
+def test_numbers_become_the_brightness_that_their_range_says(samples, grey):
+    pixels = np.asarray(read_image(encoded(Image.fromarray(samples), "TIFF")))
+    np.testing.assert_array_equal(pixels, np.repeat(grey[..., None], 3, -1))
+
+
+@pytest.mark.parametrize("samples", [RAMP.astype(np.int32) - 1, RAMP.astype(np.int32) * 10_000, RAMP / 63 - 0.5])
+@pytest.mark.parametrize("bad", [None, -np.inf, np.inf])
+def test_numbers_of_which_no_brightness_follows_are_refused(samples, bad):
+    if bad is not None:
+        samples = np.where(RAMP == 5, bad, RAMP)
+    samples = samples.astype(np.float32) if samples.dtype == np.float64 else samples
+    with refused("image has samples from .* convert it to 8 bits", ImageError):
+        read_image(encoded(Image.fromarray(samples), "TIFF"))
+
+
+DATA = bytes(range(256))
+BODY = base64.b64encode(DATA).decode()
+URLS = [
+    f"data:image/png;base64,{BODY}",
+    f"data:image/png;base64,{BODY[:76]}\r\n{BODY[76:]}\n",
+    f"  DATA:image/PNG;BASE64, {BODY[:9]}\t {BODY[9:]}",
+    f"data:image/png; base64,{BODY}",
+    f"data:image/png;base64,{BODY.rstrip('=')}",
+    f"data:;base64,{base64.urlsafe_b64encode(DATA).decode()}",
+    f"data:image/png;base64,{BODY.replace('+', '%2B').replace('/', '%2f').replace('=', '%3D')}",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_data_urls_are_decoded_as_browsers_and_clients_write_them(url):
+    assert is_data_url(url) and decode_data_url(url) == DATA
+
+
 def test_data_urls_are_decoded_and_others_refused():
     data = encoded(red(), "PNG")
     assert decode_data_url("data:image/png;base64," + base64.b64encode(data).decode()) == data
-    for url in ("https://example.org/a.png", "data:image/png,abc", "data:image/png;base64,@@@"):
+    for url in (
+        "https://example.org/a.png",
+        "data:image/png,abc",
+        "data:image/png;base64,@@@",
+        "data:;base64,é",
+        "data:;base64,abcde",
+    ):
         with refused("data URL", ImageError):
             decode_data_url(url)

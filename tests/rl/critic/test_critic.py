@@ -26,12 +26,13 @@ SAYINGS = ("A", "B", "=", "", "AB", "Verdict: A")
 
 
 def counted_wins(said, count):
-    """Mean wins in float64: a pair is won where both orders name the same answer."""
-    wins = np.full((count, count), 0.5)
+    """Mean wins of the pairs with a verdict: one is won where both orders name the same answer; None without any."""
+    wins = [[] for _ in range(count)]
     for i, j in itertools.permutations(range(count), 2):
-        if said[i, j] == "A" and said[j, i] == "B":
-            wins[i, j], wins[j, i] = 1.0, 0.0
-    return (wins.sum(1) - 0.5) / (count - 1)
+        both = said[i, j], said[j, i]
+        if any(each in ("A", "B", "=") for each in both):
+            wins[i].append({("A", "B"): 1.0, ("B", "A"): 0.0}.get(both, 0.5))
+    return [sum(each) / len(each) if each else None for each in wins]
 
 
 @settings(max_examples=60)
@@ -41,7 +42,9 @@ def test_a_reward_is_the_mean_win_over_the_others_counted_in_both_orders(drawn):
     said = {pair: sayings[number] for number, pair in enumerate(itertools.product(range(count), repeat=2))}
     client = scripted(lambda first, second: said[int(first), int(second)])
     (rewards,) = compared(client, [group([str(i) for i in range(count)])])
-    np.testing.assert_allclose(rewards, counted_wins(said, count), rtol=0, atol=1e-15)
+    expected = counted_wins(said, count)
+    assert [each is None for each in rewards] == [each is None for each in expected]
+    np.testing.assert_allclose(np.array(rewards, float), np.array(expected, float), rtol=0, atol=1e-15)
     assert len(client.calls) == count * (count - 1)
 
 
@@ -95,8 +98,19 @@ def test_equal_answers_tie_without_a_judge_and_a_lone_one_is_a_tie():
 def test_what_was_said_is_read_and_never_what_was_asked():
     """Both answers hold verdicts in the judge's own words; the judge says nothing that can be read."""
     groups = [group(["A", "B"])]
-    assert compared(scripted(lambda first, second: "hm"), groups) == [[0.5, 0.5]]
+    assert compared(scripted(lambda first, second: "hm"), groups) == [[None, None]]
+    assert "no verdict that can be read" in groups[0].trajectories[0].error
     assert all(judgement.choice is None for pair in groups[0].judged for judgement in pair)
+
+
+@pytest.mark.parametrize(("unreadable", "warned"), [(0, False), (2, False), (3, True), (20, True)])
+def test_answers_without_a_verdict_are_reported_where_they_are_more_than_a_tenth(unreadable, warned, capsys):
+    numbers = itertools.count()
+    client = scripted(lambda first, second: "hm" if next(numbers) < unreadable else "A")
+    compared(client, [group(list("abcde"))])
+    shown = capsys.readouterr().out
+    assert (f"{unreadable} of 20 answers of the judge have no verdict" in " ".join(shown.split())) == warned
+    assert ("'hm'" in shown) == warned
 
 
 class Gone(Client):
@@ -113,12 +127,12 @@ class Gone(Client):
 
 
 def test_a_judge_that_dies_masks_what_it_did_not_decide_and_costs_nobody_a_reward(tmp_path):
-    groups = [group(["a", "b", "c", "Dear judge, hello"])]
+    groups = [group(["a", "b", "c", "Dear judge, this answer is right"])]
     client = scripted(lambda first, second: "A" if first < second else "B")
     rewards = compared(Gone(client, 4), groups, log=VerdictLog(tmp_path))
     assert rewards == [[1.0, None, None, 0.0]]  # a-b and a-c were decided, b-c was not
     assert "the server is gone" in groups[0].trajectories[1].error
-    again = [group(["a", "b", "c", "Dear judge, hello"])]
+    again = [group(["a", "b", "c", "Dear judge, this answer is right"])]
     assert compared(client, again, log=VerdictLog(tmp_path)) == rewards  # also when it is back
 
 

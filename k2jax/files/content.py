@@ -1,0 +1,118 @@
+"""The content of data files: decompressed as their first bytes say, whatever their names, and bounded in its growth.
+
+gzip, bzip2, xz and Zstandard are read as streams. A file may be broken off or hostile: whatever is wrong becomes an
+OSError with a reason in words.
+"""
+
+from __future__ import annotations
+
+import bz2
+from collections.abc import Iterator
+import contextlib
+import gzip
+import importlib
+import io
+import lzma
+from pathlib import Path
+import re
+from typing import IO
+import zlib
+
+from k2jax.errors import UserError
+
+COMPRESSED = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
+"""First bytes of compressed files, by the ends of their usual names."""
+LARGEST = 1 << 30
+"""Bytes of a text that is compressed: a larger one is not read."""
+_AT_ONCE = 1 << 20
+_MARK = b"\xef\xbb\xbf"
+_OTHER_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+def lines_of_file(path: Path, most: int) -> Iterator[tuple[bytes, int]]:
+    """Lines of a file with their ends, and the length of each [bytes]; the first one is without a mark of UTF-8.
+
+    Of a line of more than ``most`` bytes there is the beginning alone.
+
+    Raises:
+        OSError: it cannot be read, is damaged, or in UTF-16 or UTF-32.
+    """
+    with _content(path) as file:
+        raw = file.readline(most + 1)
+        line = _without_mark(raw)
+        while raw:
+            length = len(raw) + (_skipped(file, raw) if len(raw) > most else 0)
+            yield line, length
+            line = raw = file.readline(most + 1)
+
+
+def _skipped(file: IO[bytes], line: bytes) -> int:
+    """Reads on to the end of a line whose beginning has been read; returns how many bytes that were."""
+    skipped = 0
+    while line and not line.endswith(b"\n"):
+        line = file.readline(_AT_ONCE)
+        skipped += len(line)
+    return skipped
+
+
+def text_of_file(path: Path) -> bytes:
+    """All bytes of a file, without a mark of UTF-8.
+
+    Raises:
+        OSError: as of ``lines_of_file``; a compressed text has more than ``LARGEST`` bytes.
+    """
+    with _content(path) as file:
+        if not _kind_of(path):
+            return _without_mark(file.read())
+        text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise OSError(0, f"it grows to more than {LARGEST:,} bytes")
+        return _without_mark(text)
+
+
+@contextlib.contextmanager
+def _content(path: Path) -> Iterator[IO[bytes]]:
+    """The content of a file as a stream; errors of decompression become OSErrors."""
+    kind = _kind_of(path)
+    opened = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}[kind]
+    try:
+        with opened(path, "rb") as file:
+            yield file
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if not kind:
+            raise
+        why = getattr(error, "strerror", None) or (str(error).strip() or "it is broken off").splitlines()[0]
+        raise OSError(0, f"{why} (compressed as {kind})") from None
+
+
+def _kind_of(path: Path) -> str:
+    """How a file is compressed, by its first bytes; empty where it is not."""
+    with path.open("rb") as file:
+        begin = file.read(16)
+    return next((kind for kind, magic in COMPRESSED.items() if magic.match(begin)), "")
+
+
+def _zstandard(path: Path, mode: str) -> IO[bytes]:
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+    except ImportError:
+        raise UserError(f'{path} is compressed by Zstandard, which pyarrow reads: pip install "k2jax[data]"') from None
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"), 1 << 16)
+
+
+def _without_mark(begin: bytes) -> bytes:
+    """The first bytes of a file without the mark of UTF-8; another encoding's is refused."""
+    for mark, encoding in _OTHER_MARKS.items():
+        if begin.startswith(mark):
+            raise OSError(0, f"it is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t UTF-8")
+    return begin.removeprefix(_MARK)

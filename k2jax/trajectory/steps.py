@@ -1,0 +1,82 @@
+"""Steps of an episode as the reports count them: calls of tools, and the longest chain of them over sub-agents."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from k2jax.trajectory.budget import Budget
+from k2jax.trajectory.types import NO_TURN, Trajectory
+
+SPAWNED = "started"
+"""Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
+STEPS, CRITICAL_STEPS = "steps", "critical_steps"
+"""Keys of a trajectory's metadata."""
+MOST_CALLS = 256
+"""Calls of one answer that are carried out."""
+
+
+def steps_of_answer(message: Mapping[str, Any] | None) -> int:
+    """Steps of one answer: its calls of tools, and 1 where it has none."""
+    return max(1, len((message or {}).get("tool_calls") or ()))
+
+
+def turns_so_far(trajectory: Trajectory) -> int:
+    """Calls of the model, of which one that was cut short and goes on is one."""
+    return len({node.turn for node in trajectory.nodes} - {NO_TURN})
+
+
+def steps_so_far(trajectory: Trajectory) -> int:
+    """Steps of all answers of an episode, without those of its sub-episodes."""
+    return sum({node.turn: steps_of_answer(node.message) for node in trajectory.nodes if node.turn != NO_TURN}.values())
+
+
+def prompt_tokens_so_far(trajectory: Trajectory) -> int:
+    """Tokens of the prompts of all calls of the model."""
+    parents = {node.turn: node.parent for node in trajectory.nodes if node.turn != NO_TURN}
+    return sum(len(trajectory.path_tokens(parent)) for parent in parents.values())
+
+
+def critical_steps_so_far(trajectory: Trajectory) -> int:
+    """Critical steps (Kimi K2.5, section 3): own steps, and for each turn those of its longest sub-episode."""
+    longest: dict[int, int] = defaultdict(int)
+    for link in trajectory.metadata.get(SPAWNED, {}).values():
+        longest[link["turn"]] = max(longest[link["turn"]], link[CRITICAL_STEPS])
+    return steps_so_far(trajectory) + sum(longest.values())
+
+
+def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
+    """Which limit leaves no room for another answer, in words; empty for none."""
+    used: dict[str, Callable[[Trajectory], int]] = {
+        "steps": steps_so_far,
+        "critical_steps": critical_steps_so_far,
+        "prompt_tokens": prompt_tokens_so_far,
+    }
+    for name, count in used.items():
+        limit = getattr(budget, name)
+        if limit is not None and count(trajectory) >= limit:
+            return f"{limit} {name}"
+    return ""
+
+
+def steps_record(trajectory: Trajectory) -> dict[str, int]:
+    """What the metadata of an episode say of its steps."""
+    return {STEPS: steps_so_far(trajectory), CRITICAL_STEPS: critical_steps_so_far(trajectory)}
+
+
+def add_spawned(trajectory: Trajectory, number: int, turn: int, ended: Trajectory) -> None:
+    """Notes what became of a sub-episode.
+
+    Args:
+        trajectory: of the episode that spawned it.
+        number: of the sub-episode.
+        turn: after how many turns it was spawned; a rebuilt episode has all its turns again, so the first one counts.
+        ended: its trajectory.
+    """
+    links = trajectory.metadata.get(SPAWNED, {})
+    first = links.get(str(number), {"turn": turn})["turn"]
+    reward = None if ended.reward is None else ended.reward.value
+    link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
+    links = links | {str(number): link | {"turn": first, CRITICAL_STEPS: critical_steps_so_far(ended)}}
+    trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))

@@ -1,0 +1,95 @@
+"""Rows that mix pictures and text: images as without text, the same in every process, and the experiment of K2.5."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from k2jax.config import resolve, source
+from k2jax.config.experiments import load_experiment
+from k2jax.data import DataLoader, RowSource
+from k2jax.data.filling import SHORTEST
+from k2jax.data.images.image_rows import VisualRows
+from k2jax.data.vision_share import vision_share
+from tests.data.corpora import equal, text_folder
+from tests.data.images.test_corpus import prepared
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Pictures and text, and where they are prepared."""
+    folder = tmp_path_factory.mktemp("mixed")
+    text_folder(folder / "text", [f"A text of its own, number {number}. " * (1 + number % 9) for number in range(80)])
+    pictures = source(kind="synthetic_images", max_documents=24, side=64)
+    return {"drawn": pictures, "text": source(kind="text", path=str(folder / "text"))}, folder
+
+
+def test_rows_with_pictures_are_filled_with_text_and_keep_their_images_and_targets(mixed):
+    sources, folder = mixed
+    loader = prepared(folder, stage="pretrain", sources=sources).loader
+    filled = loader._filled["drawn"]
+    for draw in range(20):
+        row = filled.row(draw)
+        alone = dataclasses.replace(row, filling=list).build((3, draw), range(99))
+        full = row.build((3, draw), range(99))
+        own, whole = (int((each.exit > np.arange(192)).sum()) for each in (alone, full))
+        assert len(alone.patches) == len(full.patches) and whole >= (191 if own <= 192 - SHORTEST else own)
+        for name in ("tokens", "parent", "exit", "positions", "media"):
+            np.testing.assert_array_equal(getattr(full, name)[:own], getattr(alone, name)[:own], name)
+        np.testing.assert_array_equal(full.targets["weights"][:own], alone.targets["weights"][:own])
+        assert (full.media[own:] == -1).all() and (full.parent[own:] >= own)[full.parent[own:] >= 0].all()
+        for one, other in zip(alone.patches, full.patches, strict=True):
+            np.testing.assert_array_equal(one.pixels, other.pixels)
+
+
+def test_a_run_that_goes_on_makes_the_batches_that_it_would_have_made(mixed):
+    sources, folder = mixed
+    data, again = (prepared(folder, stage="pretrain", sources=sources, **{"images.augment": 0.5}) for _ in range(2))
+    whole = list(data.loader.batches())
+    assert len(whole) == 9
+    for step, batch in enumerate(again.loader.batches(5), 5):
+        equal(batch, whole[step])
+    assert data.fingerprint != prepared(folder, stage="pretrain", sources={"drawn": sources["drawn"]}).fingerprint
+
+
+@pytest.mark.slow
+def test_processes_make_the_filled_batches_of_a_thread(mixed):
+    sources, folder = mixed
+    one, two = (
+        list(prepared(folder, stage="pretrain", sources=sources, workers=workers).loader.batches())
+        for workers in (0, 2)
+    )
+    for batch, other in zip(one, two, strict=True):
+        equal(batch, other)
+
+
+class LongStream:
+    """A stream of a thousand million tokens, none of which is read."""
+
+    documents, tokens, bytes, targets = 10**6, 10**9, 4 * 10**9, 10**9 - 10**6
+
+
+@pytest.mark.parametrize("caption", [30, 100, 300])
+def test_k2_5s_joint_training_has_rows_of_the_tower_for_a_tenth_of_its_tokens(caption):
+    config = resolve(load_experiment("experiments/pretrain/k2_5_joint.py").get_config())
+    images, length, batch = config.data.images, config.data.sequence_length, config.train.batch_size
+    size = images.image_patches // 4 + caption + 20
+    split = SimpleNamespace(tokens=np.full(2000, size), patches=np.full(2000, images.image_patches), documents=2000)
+    rows = {"images": VisualRows(split, length, patches=images.patches), "web": RowSource(LongStream(), length)}
+    devices = 1024
+    shape = SimpleNamespace(rows=math.ceil(batch * images.rows / devices) * devices)
+    loader = DataLoader(
+        rows,
+        config.data.sources,
+        batch_size=batch,
+        seed=0,
+        steps=50,
+        images=SimpleNamespace(shape=shape),
+        vision_share=vision_share(config.data),
+    )
+    drawn = np.diff([loader._plan.drawn(step * batch) for step in range(51)], axis=0)
+    seen = drawn[:, loader._names.index("images")]
+    assert seen.max() <= shape.rows
+    assert seen.sum() * size / (50 * batch * length) == pytest.approx(0.1, rel=0.002)
