@@ -27,6 +27,7 @@ import json
 from pathlib import Path
 
 from absl import flags
+import numpy as np
 
 from k2jax import cli
 from k2jax.agents.difficulty import pass_rates
@@ -35,11 +36,14 @@ from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
-from k2jax.trajectory import Trajectory, TrajectoryStore, demonstrations, exported, verify, write_jsonl
+from k2jax.trajectory import Trajectory, TrajectoryStore, exported, verify, write_jsonl
+from k2jax.trajectory.filters import demonstrated_paths
 from k2jax.trajectory.store import FOLDER
 
 PROBLEMS = 1
 """Exit code of a check that has found some."""
+ROWS = ".jsonl"
+"""End of the name of a file of exported rows."""
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -67,9 +71,13 @@ def main(values: flags.FlagValues, workdir: str) -> int:
     if values.pass_rates:
         return _write_pass_rates(values, store)
     if values.format is not None:
-        return _export(values, exported(store.read(_step(store, values.step)), values.format, values.length))
+        rows = exported(store.read(_step(store, values.step)), values.format, values.length)
+        return _export(values, rows, Path(workdir))
     if values.filters is not None:
-        return _export(values, demonstrations(_all(store, values.step), values.filters))
+        paths = demonstrated_paths(_all(store, values.step), values.filters)
+        # The tokens before the first answer decide the split, also where a path trains on a later answer alone.
+        records = ({**path.to_json(), "prompt": int(np.argmax(path.written))} for path in paths)
+        return _export(values, records, Path(workdir))
     return _show(values, store, Path(workdir))
 
 
@@ -102,13 +110,21 @@ def _write_pass_rates(values: flags.FlagValues, store: TrajectoryStore) -> int:
     return 0
 
 
-def _export(values: flags.FlagValues, records: Iterator[dict]) -> int:
+def _export(values: flags.FlagValues, records: Iterator[dict], workdir: Path) -> int:
+    """Writes rows of tokens, each with the fingerprint of the tokenizer that they are of; see ``data.token_rows``."""
     cli.require(values, "out")
-    print(f"{values.out}: {write_jsonl(values.out, records):,} lines")
+    if not values.out.endswith(ROWS):
+        raise UserError(f"--out is {values.out}, and rows are JSON lines; give it a name that ends with {ROWS}")
+    fingerprint = load_tokenizer(workdir / "tokenizer").fingerprint
+    print(
+        f"{values.out}: {write_jsonl(values.out, ({**record, 'tokenizer': fingerprint} for record in records)):,} lines"
+    )
     return 0
 
 
 def _show(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> int:
+    if values.out and values.out.endswith(ROWS):
+        raise UserError(f"--out is {values.out}, and this writes a page: give --format or --filters to export rows")
     step = _step(store, values.step)
     chosen = (t for t in store.read(step) if values.prompt is None or t.key[1] == values.prompt)
     path = write_page(

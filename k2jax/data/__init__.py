@@ -6,8 +6,9 @@ In reading order: ``training_data`` (all data of a run), ``sources`` over ``sour
 ``vocabulary`` (the tokenizer), ``build_shards`` with ``split``, ``split_writer``, ``shards``, ``manifest``,
 ``blocks`` and ``cache`` (documents on disk, built once), ``packing`` and ``conversation_rows`` over ``best_fit``
 (rows), ``filled_mixture`` over ``filling`` (shares, and text in rows with images), ``loader`` (batches as functions
-of seed and step). ``chat_rendering`` and ``tokenised`` render records, ``measure`` compresses text for comparison,
-``vision_share`` and ``images`` are for models with vision, ``processes`` prepare in parallel.
+of seed and step). ``chat_records`` with ``chat_rendering``, ``token_rows`` and ``tokenised`` render records,
+``measure`` compresses text for comparison, ``vision_share`` and ``images`` are for models with vision, ``processes``
+prepare in parallel.
 """
 
 from importlib import import_module

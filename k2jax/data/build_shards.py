@@ -26,13 +26,14 @@ from k2jax.data.sources import (
 )
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
+from k2jax.data.token_rows import tokenised_rows
 from k2jax.data.tokenised import Reader, Tokenised, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
 TOKENS_PER_SHARD = 64 * 2**20
 LOG_SECONDS = 5.0
-CHAT_FORMAT = 2  # number of the encoding of conversations, raised when tokens or split of the same record change
+CHAT_FORMAT = 3  # number of the encoding of conversations, raised when tokens or split of the same record change
 Log = Callable[[str], None]
 
 
@@ -85,7 +86,8 @@ def prepare_shards(
 def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
     """What reads the source, by its kind."""
     source = config.sources[name]
-    chats = functools.partial(tokenised_chats if source.kind == "chat" else tokenised_trajectories, name, config)
+    kinds = {"chat": tokenised_chats, "token_rows": tokenised_rows}
+    chats = functools.partial(kinds.get(source.kind, tokenised_trajectories), name, config)
 
     def read(report: CorruptRecords) -> Iterator[Tokenised]:
         report_unread(name, source, report)
@@ -134,6 +136,9 @@ def _build_folder(folder: Path, job: _Job, report: CorruptRecords, threshold: in
     what = "conversations" if job.marked else "documents"
     counts = f"{train['documents']} {what}, {train['tokens']} tokens; held out {held_out['documents']} {what}"
     job.log(f"{job.name}: {counts}")
+    if unread := manifest["unread_fields"]:
+        fields = ", ".join(f"{name} ({count:,})" for name, count in unread.items())
+        job.log(f"{job.name}: fields of records that are not read: {fields}")
 
 
 def _alike(job: _Job, count: int) -> str:

@@ -6,17 +6,18 @@ is decided by the tokens that precede the assistant's first one: all answers to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from k2jax.config.schema import DataConfig
+from k2jax.data.chat_records import check_answers, messages_and_tools, unread_fields
 from k2jax.data.conversation_rows import marked
 from k2jax.data.sources import CorruptRecords, files
 from k2jax.data.split import document_hash
 from k2jax.data.tokenised import Tokenised, outside_vocabulary
-from k2jax.errors import UserError, abbreviate
+from k2jax.errors import UserError
 from k2jax.files.readers import json_lines
 from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_history
 from k2jax.text.media import MEDIA_PAD
@@ -46,6 +47,7 @@ def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report:
             try:
                 parts = branches(*messages_and_tools(record), chat)
                 yield from checked_branches(parts, chat, size, config.sequence_length, tokenizer)
+                report.count_unread(unread_fields(record))
             except UserError as error:
                 report(where, str(error))
 
@@ -84,36 +86,16 @@ def tokenised_trajectories(
                 report(f"{file}, trajectory {tuple(trajectory.key)}", str(error))
 
 
-def messages_and_tools(record: Any) -> tuple[list[Any], list[Any] | None]:
-    """The messages and tools of a record.
-
-    Raises:
-        UserError: it has none, or they are no lists.
-    """
-    if not isinstance(record, Mapping):
-        raise UserError(f"a JSON {type(record).__name__}, not an object")
-    messages, tools = record.get("messages"), record.get("tools") or None
-    if messages is None and isinstance(record.get("prompt"), str) and isinstance(record.get("completion"), str):
-        messages = [
-            {"role": "user", "content": record["prompt"]},
-            {"role": "assistant", "content": record["completion"]},
-        ]
-    if not isinstance(messages, list) or not messages:
-        raise UserError(f"messages is {abbreviate(messages)}, not a list of messages")
-    if tools is not None and not isinstance(tools, list):
-        raise UserError(f"tools is {abbreviate(tools)}, not a list")
-    return messages, tools
-
-
 def branches(messages: list[Any], tools: list[Any] | None, chat: ChatFormat) -> list[ChatBuilder]:
     """The sequences to train on: one, or where reasoning is stripped from what has ended, one for every tool cycle.
 
     Each message of the assistant has its marks in one of them: in the sequence of its own cycle, where its reasoning is
-    as it wrote it, after a history as a thinking model reads it.
+    as it wrote it, after a history as a thinking model reads it. A cycle of which nothing is trained has no sequence.
 
     Raises:
-        UserError: a message is malformed, or the format does not support it.
+        UserError: a message is malformed or empty, or the format does not support it.
     """
+    check_answers(messages, chat)
     whole = render_history(chat, messages, tools, strip=False)
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not chat.thinks or not any(split_reasoning(messages[i])[0] for i in answers):
@@ -126,9 +108,9 @@ def branches(messages: list[Any], tools: list[Any] | None, chat: ChatFormat) -> 
             for message in messages[begin:end]:
                 builder.add(message)
             builder.by_assistant[:known] = [False] * known
-            found.append(builder)
+            found += [builder] * any(builder.by_assistant)
         begin = end
-    return found
+    return found or [whole]
 
 
 def checked_branches(
@@ -136,7 +118,7 @@ def checked_branches(
 ) -> list[Tokenised]:
     """The sequences of one conversation to store, all in the split of its first prompt; see ``checked``."""
     first = parts[0]
-    prompt = first.tokens[: first.by_assistant.index(True)] if any(first.by_assistant) else first.tokens
+    prompt = first.tokens[: first.first_answer]
     if prompt[-len(chat.direct_prompt) :] == chat.direct_prompt:  # a prompt is one with or without reasoning after it
         prompt = prompt[: len(prompt) - len(chat.direct_prompt) + len(chat.generation_prompt)]
     return [

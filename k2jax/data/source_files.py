@@ -23,6 +23,7 @@ SUFFIXES = {
     "jsonl": _LINES,
     "parquet": (".parquet",),
     "chat": _LINES,
+    "token_rows": _LINES,
     "image_chat": (*_LINES, ".parquet", ".tar"),
     "trajectories": (".k2t",),
     "image_trajectories": (".k2t",),

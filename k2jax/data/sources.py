@@ -5,7 +5,7 @@ The order depends on the files alone. An unusable record is reported with its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import itertools
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from k2jax.files import readers as records
 
 Item = TypeVar("Item")
 LINES_SHOWN = 10
+FIELD_NAME = 80  # characters of a field's name that a report repeats
 _NO_FILES = ("synthetic_images", "huggingface")
 READING = 2
 """Number of the way in which files are listed and read, raised when the same files give other records."""
@@ -29,18 +30,28 @@ class CorruptRecords:
         count: number of records reported so far.
         shown: location and reason of the first hundred, one line each.
         left_out: number of files that are of no kind that the source reads, by the end of their names.
+        unread_fields: names of the fields that usable records have and nobody reads, with the number of records.
     """
 
     def __init__(self, on_corrupt: OnCorrupt = "skip", log: Callable[[str], None] | None = None):
         """Starts without records; ``on_corrupt`` is ``skip`` or ``fail``, and ``log`` receives the first lines."""
         self.count, self.shown = 0, []
         self.left_out: dict[str, int] = {}
+        self.unread_fields: dict[str, int] = {}
         self._fail, self._log = on_corrupt == "fail", log or (lambda line: None)
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What a manifest says of records and files that were not read."""
-        return {"skipped": {"count": self.count, "first": self.shown}, "left_out": self.left_out}
+        """What a manifest says of records, fields and files that were not read."""
+        skipped = {"count": self.count, "first": self.shown}
+        return {"skipped": skipped, "unread_fields": self.unread_fields, "left_out": self.left_out}
+
+    def count_unread(self, names: Iterable[str]) -> None:
+        """Counts the fields of a usable record that nobody reads, of at most a hundred names."""
+        for name in names:
+            name = name if len(name) <= FIELD_NAME else f"{name[: FIELD_NAME - 3]}..."
+            if name in self.unread_fields or len(self.unread_fields) < 100:
+                self.unread_fields[name] = self.unread_fields.get(name, 0) + 1
 
     def __call__(self, where: str, why: str) -> None:
         """Reports an unusable record.

@@ -1,9 +1,10 @@
 """Tokenizers, chat formats, incremental detokenization, and the tool calls in a model's answer. It imports no jax.
 
 In reading order: ``tokenizer``, ``added_tokens``, ``rank_file``, ``gguf_vocabulary`` and ``byte_level`` (vocabularies),
-``chat`` and ``messages`` (conversations as ids), then the formats ``plain_chat``, ``compact_chat``, ``chatml``,
-``kimi_chat`` and ``thinking_chat`` over ``common_chat``; ``tool_types`` and ``tool_calls``, ``streaming`` and
-``special_token_scanner`` (answers as they arrive), ``media`` and ``media_reading`` (images in messages).
+``messages``, ``message_fields`` and ``call_ids`` (messages of any tool in one form), ``chat`` (conversations as ids),
+then the formats ``plain_chat``, ``compact_chat``, ``chatml``, ``kimi_chat`` and ``thinking_chat`` over ``common_chat``;
+``tool_types`` and ``tool_calls``, ``streaming`` and ``special_token_scanner`` (answers as they arrive), ``media`` and
+``media_reading`` (images in messages).
 """
 
 from k2jax.text.chat import ChatBuilder, ChatFormat, chat_format, configured_chat, render_history

@@ -14,7 +14,7 @@ from k2jax.text.chatml import CHATML_TOKENS, ChatML
 from k2jax.text.common_chat import ChatFormat
 from k2jax.text.compact_chat import CompactChat
 from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
-from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, without_old_reasoning
+from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, stated_reasoning, tool_calls, without_old_reasoning
 from k2jax.text.plain_chat import PlainChat
 from k2jax.text.thinking_chat import KimiThinkingChat
 from k2jax.text.tokenizer import Tokenizer
@@ -27,7 +27,9 @@ class ChatBuilder:
         format: the chat format.
         tokens: the ids so far.
         by_assistant: for each id, whether the assistant wrote it (content, tool calls and the end of its message, given
-            or sampled), as opposed to the format or another role: the ids to train on.
+            or sampled), as opposed to the format or another role, and is to be trained on it: the ids to train on.
+        first_answer: number of ids before the first message that ``add`` added of the assistant, trained or not; None
+            without one.
     """
 
     def __init__(self, chat: ChatFormat, tools: Sequence[Mapping[str, Any]] | None = None):
@@ -35,6 +37,7 @@ class ChatBuilder:
         self.format = chat
         self.tokens: list[int] = []
         self.by_assistant: list[bool] = []
+        self.first_answer: int | None = None
         self._roles: list[str] = []
         self._started = False  # whether the first message, or the default system message, was added
         self._open = False  # whether the assistant's message has no end yet
@@ -70,8 +73,9 @@ class ChatBuilder:
         """Adds a message in OpenAI's format; a sampled message that is still open is ended first.
 
         Args:
-            message: ``role`` (system, user, assistant or tool), ``content`` (text, a list of text parts, or None) and,
-                by role, ``tool_calls``, ``tool_call_id`` and ``name``.
+            message: as ``message_fields.read_message`` gives it: ``role`` (system, user, assistant or tool),
+                ``content`` (text, a list of text parts, or None) and, by role, ``reasoning_content``, ``tool_calls``,
+                ``tool_call_id`` and ``name``. One of the assistant's with ``weight`` 0 is not trained.
 
         Raises:
             UserError: the message is malformed, or the format does not support it.
@@ -79,15 +83,45 @@ class ChatBuilder:
         if not isinstance(message, Mapping) or message.get("role") not in ("system", "user", "assistant", "tool"):
             raise UserError(f"a chat message needs a role: system, user, assistant or tool, not {abbreviate(message)}")
         role = message["role"]
+        self._check_reasoning(message)
         # Rendered before anything is added, so that a rejected message changes nothing.
         self.format.check_order([*self._roles, role])
         ids = self.format.render(message, self.format.count_calls(self.tokens) if message.get("tool_calls") else 0)
         self._begin(with_default=role != "system")
         prompt = len(self.format.answer_prompt(message)) if role == "assistant" else len(ids)
         self._append(ids[:prompt])
-        self._append([*ids[prompt:], *self.format.closing(role)], by_assistant=role == "assistant")
+        if role == "assistant" and self.first_answer is None:
+            self.first_answer = len(self.tokens)
+        trained = role == "assistant" and message.get("weight", 1) != 0
+        self._append([*ids[prompt:], *self.format.closing(role)], by_assistant=trained)
         self._append(self.format.after_end)
         self._roles.append(role)
+
+    def open_with(self, message: Message) -> None:
+        """Adds a message of the assistant without its end; the ids that are sampled after it continue it.
+
+        Args:
+            message: as for ``add``: a text, in formats that have it after its reasoning.
+
+        Raises:
+            UserError: it has tool calls, which cannot be continued, or the format does not support it.
+        """
+        if tool_calls(message):
+            raise UserError("a message with tool calls cannot be continued; send their results")
+        self.format.check_order([*self._roles, "assistant"])
+        self._check_reasoning(message)
+        ids = self.format.render(message)
+        self._begin(with_default=True)
+        self._roles.append("assistant")
+        self._append(ids)
+        self._open = True
+
+    def _check_reasoning(self, message: Message) -> None:
+        if not self.format.thinks and message["role"] == "assistant" and stated_reasoning(message):
+            raise UserError(
+                "the message has reasoning, which this model's chat format does not have; leave it out, or write it "
+                "into the content"
+            )
 
     def open_assistant(self, thinking: bool = True) -> None:
         """Adds the generation prompt; the ids that are sampled after it are the assistant's message.

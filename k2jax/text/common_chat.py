@@ -23,9 +23,11 @@ class ChatFormat(ABC):
         generation_prompt: ids that begin a message of the assistant, and after which the model samples an answer.
         direct_prompt: the same for an answer without reasoning; equal to it in formats without reasoning.
         thinks: whether an answer begins with reasoning.
+        named_roles: roles whose messages are rendered with their ``name``.
     """
 
     thinks = False
+    named_roles: frozenset[str] = frozenset({"tool"})
     default_system = ""
 
     def __init__(self, tokenizer: Tokenizer, end: int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import json
+import re
 from typing import Any
 
 from k2jax.errors import UserError, abbreviate
@@ -11,6 +12,8 @@ from k2jax.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
+EMPTY_ARGUMENTS = "{}"
+"""Arguments of a call that has none, or blank ones."""
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -37,6 +40,42 @@ def with_parts(messages: Sequence[Any], change: Callable[[Any], Any]) -> list[An
     return changed
 
 
+TEXT_PARTS: Mapping[str | None, str] = {
+    **dict.fromkeys((None, "text", "input_text", "output_text"), "text"),
+    "refusal": "refusal",
+}
+"""Types of parts of content that are text, and the key of it; a part that has no type holds a text alone."""
+REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking")
+"""Types of parts of content that are reasoning."""
+_INLINE_REASONING = re.compile(rf"\s*{THINK_BEGIN}(.*?){THINK_END}\n*", re.DOTALL)
+
+
+def part_text(part: Any) -> str | None:
+    """The text of a part of content; None where it is none."""
+    if not isinstance(part, Mapping):
+        return part if isinstance(part, str) else None
+    kind = part.get("type")
+    if not (kind is None or isinstance(kind, str)) or kind not in TEXT_PARTS:
+        return None
+    if kind is None and any(value is not None for key, value in part.items() if key != "text"):
+        return None
+    text = part.get(TEXT_PARTS[kind])
+    return text if isinstance(text, str) else None
+
+
+def thought_of(part: Any) -> str | None:
+    """The text of a part of reasoning, of whatever dialect; None where it is none, as where it is encrypted."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or part.get("type") == "redacted_thinking":
+        return None
+    stated = [part[key] for key in ("thinking", "reasoning", "text", "summary") if part.get(key) is not None]
+    if len(stated) != 1 or not isinstance(stated[0], str | list):
+        return None
+    texts = [stated[0]] if isinstance(stated[0], str) else [part_text(item) for item in stated[0]]
+    return None if None in texts else "".join(text for text in texts if text is not None)
+
+
 def content_text(message: Message) -> str:
     """The content as one text, empty for None; raises UserError where it is neither text nor text parts."""
     content = message.get("content")
@@ -44,46 +83,59 @@ def content_text(message: Message) -> str:
         return ""
     parts = [content] if isinstance(content, str) else content
     if isinstance(parts, list | tuple):
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(texts)
+        texts = [part_text(part) for part in parts]
+        if None not in texts:
+            return "".join(text for text in texts if text is not None)
     raise UserError(f"a chat message's content must be text or a list of text parts, not {abbreviate(content)}")
 
 
+def stated_reasoning(message: Message) -> str | None:
+    """An assistant's reasoning beside its text: ``reasoning_content``, or parts of content; None where it states none.
+
+    Raises:
+        UserError: it is no text.
+    """
+    if message.get("reasoning_content") is not None:
+        return text_field(message, "reasoning_content", "")
+    content = message.get("content")
+    parts = [part for part in content if _is_thought(part)] if isinstance(content, list | tuple) else []
+    thoughts = [thought_of(part) for part in parts]
+    if None in thoughts:
+        raise UserError(f"a chat message has reasoning that is no text: {abbreviate(parts)}")
+    return "".join(thought for thought in thoughts if thought is not None) if parts else None
+
+
 def split_reasoning(message: Message) -> tuple[str, str]:
-    """An assistant's reasoning and its text: of ``reasoning_content``, of parts, or inline before ``</think>``.
+    """An assistant's reasoning and its text.
+
+    Where the message does not state its reasoning beside the text, ``<think>…</think>`` that begins the text is it. The
+    tags are text everywhere else.
 
     Raises:
         UserError: the content, or a part of it, is no text.
     """
-    reasoning, content = message.get("reasoning_content"), message.get("content")
+    content, reasoning = message.get("content"), stated_reasoning(message)
     if isinstance(content, list | tuple):
-        thoughts, others = [], []
-        for part in content:
-            is_thought = isinstance(part, Mapping) and part.get("type") == "thinking"
-            (thoughts if is_thought else others).append(part)
-        text = content_text({"content": others})
-        inline = content_text({"content": [part.get("thinking") for part in thoughts]})
-    else:
-        text = content_text(message)
-        inline, end, after = text.partition(THINK_END) if reasoning is None else ("", "", "")
-        if end:
-            text = after.lstrip("\n")
-            inline = inline.partition(THINK_BEGIN)[2] if THINK_BEGIN in inline else inline
-        else:
-            inline = ""
-    return (inline, text) if reasoning is None else (text_field(message, "reasoning_content", ""), text)
+        content = [part for part in content if not _is_thought(part)]
+    text = content_text({"content": content})
+    inline = _INLINE_REASONING.match(text) if reasoning is None else None
+    return (inline[1], text[inline.end() :]) if inline else (reasoning or "", text)
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in REASONING_PARTS
 
 
 def without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
     """A conversation as a thinking model reads it: without the reasoning of tool cycles that have ended.
 
-    A cycle ends with an answer that calls no tool; the reasoning of those up to the last such answer is dropped.
+    A cycle ends with an answer that calls no tool and that the model does not continue; the reasoning of those up to
+    the last such answer is dropped.
 
     Raises:
         UserError: the content of a message is no text.
     """
-    ends = [i for i, message in enumerate(messages) if _is_of_assistant(message) and not message.get("tool_calls")]
+    ends = [i for i, message in enumerate(messages) if _ends_cycle(message)]
     last = ends[-1] if ends else -1
     return [
         {**message, "content": split_reasoning(message)[1], "reasoning_content": ""}
@@ -91,6 +143,10 @@ def without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
         else message
         for index, message in enumerate(messages)
     ]
+
+
+def _ends_cycle(message: Any) -> bool:
+    return _is_of_assistant(message) and not message.get("tool_calls") and not message.get("partial")
 
 
 def _is_of_assistant(message: Any) -> bool:
@@ -114,11 +170,13 @@ def tool_calls(message: Message) -> Sequence[Mapping[str, Any]]:
 
 
 def function_of(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Name and arguments of a call; arguments that are not text are encoded as JSON."""
+    """Name and arguments of a call; arguments that are not text are encoded as JSON, and none at all are ``{}``."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(f"a tool call needs a function with a name, not {abbreviate(call)}")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return function["name"], EMPTY_ARGUMENTS
     return function["name"], arguments if isinstance(arguments, str) else to_json(arguments)
 
 

@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 from k2jax.text.tokenizer import Tokenizer
 
+UNKNOWN = "special token"
+"""Meaning of a special token that has none."""
+
 
 class Segment(NamedTuple):
     """A part of the input.
 
     Attributes:
         text: the input's text; for a special token, its name.
-        meaning: meaning of the special token; None for text, and for a special token without a meaning.
+        meaning: meaning of the special token, ``UNKNOWN`` for one without a meaning; None for text.
     """
 
     text: str
@@ -72,7 +75,7 @@ class SpecialTokenScanner:
             yield from self.scan_text(self._utf8.decode(self._tokenizer.token_bytes(token)))
         else:
             yield from self.flush()
-            yield Segment(name, self._meanings.get(name))
+            yield Segment(name, self._meanings.get(name, UNKNOWN))
 
     def flush(self) -> Iterator[Segment]:
         """Yields what was held back.

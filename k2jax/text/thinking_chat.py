@@ -19,6 +19,7 @@ class KimiThinkingChat(KimiChat):
 
     thinks = True
     default_system = ""
+    named_roles = frozenset({"system", "user", "assistant", "tool"})
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
@@ -31,11 +32,11 @@ class KimiThinkingChat(KimiChat):
         return declare_functions(tools)
 
     def render(self, message: Message, calls_before: int = 0) -> list[int]:
-        """Returns the message as Kimi K2 has it; an assistant's with its reasoning, others by name if they have one."""
+        """Returns the message as Kimi K2 has it, by name if it has one, and an assistant's with its reasoning."""
         role = message["role"]
         if role == "assistant":
             (reasoning, text), calls = split_reasoning(message), tool_calls(message)
-            ids = [*self.generation_prompt, *self._text(reasoning), self._think_end, *self._text(text)]
+            ids = [*self._opening(message), *self._text(reasoning), self._think_end, *self._text(text)]
             return [*ids, *(self._section(calls, calls_before) if calls else [])]
         if role == "tool":
             return super().render(message, calls_before)
@@ -44,4 +45,10 @@ class KimiThinkingChat(KimiChat):
 
     def answer_prompt(self, message: Message) -> list[int]:
         """Returns the prompt after which the model writes this answer: with or without reasoning."""
-        return self.generation_prompt if split_reasoning(message)[0] else self.direct_prompt
+        opening = self._opening(message)
+        return opening if split_reasoning(message)[0] else [*opening, self._think_end]
+
+    def _opening(self, message: Message) -> list[int]:
+        if not (name := text_field(message, "name", "")):
+            return self.generation_prompt
+        return [*self._head("<|im_assistant|>", name), self.generation_prompt[-1]]

@@ -13,14 +13,15 @@ from typing import Any
 
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.messages import THINK_BEGIN, THINK_END
-from k2jax.text.special_token_scanner import Segment, SpecialTokenScanner
+from k2jax.text.special_token_scanner import UNKNOWN, Segment, SpecialTokenScanner
 from k2jax.text.tokenizer import Tokenizer
 
 _SECTION_BEGIN, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_CALL_BEGIN, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+CALL_BEGIN, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _MESSAGE_END = "<|im_end|>"
+_NEXT_MESSAGE = ("<|im_user|>", "<|im_assistant|>", "<|im_system|>")
 # Models also write the section in the singular, which no vocabulary has as a special token.
-_MEANING = {name: name for name in (_SECTION_BEGIN, _SECTION_END, _CALL_BEGIN, _ARGUMENTS, _CALL_END, _MESSAGE_END)} | {
+_MEANING = {name: name for name in (_SECTION_BEGIN, _SECTION_END, CALL_BEGIN, _ARGUMENTS, _CALL_END, _MESSAGE_END)} | {
     name.replace("calls", "call"): name for name in (_SECTION_BEGIN, _SECTION_END)
 }
 _THINKING = {name: name for name in (THINK_BEGIN, THINK_END)}
@@ -37,6 +38,7 @@ NOT_A_CALL = "text or special token between calls"
 NO_BEGIN = "special token without its begin"
 NO_SECTION_END = "section without an end"
 AFTER_END = "text after the end of the message"
+STRAY_TOKEN = "special token without a meaning"
 
 
 @dataclass(frozen=True)
@@ -104,19 +106,23 @@ class ToolCallParser:
         problems: violations of the format so far, each once.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None = None, thinking: bool = False):
+    def __init__(self, tokenizer: Tokenizer | None = None, thinking: bool = False, shows_all: bool = False):
         """Starts on an answer.
 
         Args:
             tokenizer: the vocabulary, which token ids need.
             thinking: whether the answer begins inside the reasoning, because the prompt has opened it.
+            shows_all: whether special tokens without a meaning are text, by name, for readers from whom no token may be
+                hidden; otherwise they are markup, and one that begins another message ends this one.
 
         Raises:
             UserError: the tokenizer is not byte-level.
         """
         ends = {} if tokenizer is None else {tokenizer.special_name(tokenizer.eos): _MESSAGE_END}
         thinks = thinking if tokenizer is None else tokenizer.has_special(THINK_END)
+        ends |= {} if shows_all or tokenizer is None else dict.fromkeys(_NEXT_MESSAGE, _MESSAGE_END)
         self._scanner = SpecialTokenScanner(_MEANING | ends | (_THINKING if thinks else {}), tokenizer)
+        self._shows_all = shows_all
         self.problems: list[str] = []
         self._state = self._in_reasoning if thinking else self._in_content
         self._reasoning: list[str] = []
@@ -157,7 +163,9 @@ class ToolCallParser:
         return [event for raw, token in segments for event in self._state(raw, self._meaning(token))]
 
     def _meaning(self, token: str | None) -> str | None:
-        """A token's meaning in this state: within calls those of reasoning have none."""
+        """A token's meaning in this state: within calls those of reasoning are text."""
+        if token == UNKNOWN:
+            return None if self._shows_all or self._state == self._in_head else UNKNOWN
         outside = self._state in (self._in_content, self._in_reasoning, self._after_end)
         return token if outside or token not in _THINKING else None
 
@@ -170,11 +178,11 @@ class ToolCallParser:
         elif token == THINK_END:
             self._state = self._in_content
             yield Markup(raw)
-        elif token in (_SECTION_BEGIN, _CALL_BEGIN, _MESSAGE_END):  # they end the reasoning too
+        elif token in (_SECTION_BEGIN, CALL_BEGIN, _MESSAGE_END):  # they end the reasoning too
             self._state = self._in_content
             yield from self._state(raw, token)
         else:
-            yield self._stray(raw, NO_BEGIN)
+            yield self._stray(raw, STRAY_TOKEN if token == UNKNOWN else NO_BEGIN)
 
     def _in_content(self, raw: str, token: str | None) -> Iterator[Event]:
         if token is None:
@@ -183,7 +191,7 @@ class ToolCallParser:
         elif token == _SECTION_BEGIN:
             self._in_section, self._state = True, self._between_calls
             yield Markup(raw)
-        elif token == _CALL_BEGIN:
+        elif token == CALL_BEGIN:
             self._open_call(raw)
         elif token == _MESSAGE_END:
             yield self._finish(raw)
@@ -191,10 +199,10 @@ class ToolCallParser:
             self._state = self._in_reasoning
             yield Markup(raw)
         else:
-            yield self._stray(raw, NO_BEGIN)
+            yield self._stray(raw, STRAY_TOKEN if token == UNKNOWN else NO_BEGIN)
 
     def _between_calls(self, raw: str, token: str | None) -> Iterator[Event]:
-        if token == _CALL_BEGIN:
+        if token == CALL_BEGIN:
             self._open_call(raw)
         elif token == _SECTION_END:
             self._in_section, self._state = False, self._in_content
@@ -236,6 +244,8 @@ class ToolCallParser:
         if token is None or token == _ARGUMENTS:
             self._arguments.append(raw)
             yield CallArguments(raw, len(self._ends))
+        elif token == UNKNOWN:
+            yield self._stray(raw, STRAY_TOKEN)
         elif token == _CALL_END:
             yield self._end_call(raw)
         else:

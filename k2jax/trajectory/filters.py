@@ -102,8 +102,7 @@ def demonstrations(
     Raises:
         UserError: there is no such filter.
     """
-    for trajectory, row in demonstrated_paths(trajectories, filters):
-        yield {"tokens": row.tokens.tolist(), "mask": row.mask.tolist(), **trajectory.about}
+    return (path.to_json() for path in demonstrated_paths(trajectories, filters))
 
 
 class DemonstratedPath(NamedTuple):
@@ -123,6 +122,10 @@ class DemonstratedPath(NamedTuple):
         nodes = self.row.nodes.tolist()
         answers = {index: is_answer(self.trajectory, index) for index in set(nodes)}
         return np.array([answers[index] for index in nodes], np.bool_)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record of a demonstration; see ``demonstrations``."""
+        return {"tokens": self.row.tokens.tolist(), "mask": self.row.mask.tolist(), **self.trajectory.about}
 
 
 def demonstrated_paths(

@@ -16,7 +16,7 @@ imply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import hashlib
 import os
 from pathlib import Path
@@ -163,8 +163,12 @@ class TrajectoryStore:
                     self.path(old).unlink(missing_ok=True)
 
 
-def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
+def read_trajectories(path: Path | str, warn: Callable[[str], None] | None = None) -> Iterator[Trajectory]:
     """The trajectories of a file of a store in the order of writing, one at a time in memory.
+
+    Args:
+        path: of the file.
+        warn: receives a line about an incomplete last record; None for the error output.
 
     Raises:
         UserError: there is no such file; while iterating: a record is damaged (with its offset in the file).
@@ -174,7 +178,7 @@ def read_trajectories(path: Path | str) -> Iterator[Trajectory]:
         steps = ", ".join(map(str, TrajectoryStore(path.parent).steps())) or "none"
         raise UserError(f"there is no file of trajectories {path}; stored iterations: {steps}")
     step = path.name.removesuffix(SUFFIX)
-    return read_log(path, _Records(int(step) if step.isdecimal() else -1), _print_warning)
+    return read_log(path, _Records(int(step) if step.isdecimal() else -1), warn or _print_warning)
 
 
 def _file_header(step: int, count: int) -> bytes:
@@ -226,6 +230,11 @@ class _Records(Codec[Trajectory]):
 
     def read_header(self, file: BinaryIO) -> bool:
         header = file.read(_FILE.size)
+        if header.lstrip()[:1] in (b"{", b"["):
+            raise UserError(
+                f"{file.name} is JSON and no file of trajectories: rows of tokens that k2jax.trajectories exported are "
+                "a source of kind token_rows"
+            )
         if len(header) < _FILE.size or not header.startswith(_FILE_MAGIC):
             raise DamagedRecordError("it does not begin like a file of trajectories")
         if zlib.crc32(header[:-_CRC_BYTES]) != _FILE.unpack(header)[-1]:

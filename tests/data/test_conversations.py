@@ -92,7 +92,7 @@ def test_tools_and_several_turns_have_the_weights_that_renderers_gives_them(tmp_
     call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
     turns = [("system", "Be terse."), ("user", "question {}"), ("assistant", "I look."), ("assistant", "answer {}")]
-    turns += [("user", "thanks"), ("assistant", "")]
+    turns += [("user", "thanks"), ("assistant", "welcome")]
     records = []
     for number in range(6):
         messages = [{"role": role, "content": text.format(number)} for role, text in turns]

@@ -74,7 +74,22 @@ class OracleTokenizer:
         return kimi.tokenizer().decode(ids)
 
 
+def with_arguments(messages):
+    """The messages, in which blank arguments of calls are ``{}``, as they are to every client."""
+    stated = []
+    for message in messages:
+        calls = [
+            call | {"function": call["function"] | {"arguments": "{}"}}
+            if isinstance(call["function"]["arguments"], str) and not call["function"]["arguments"].strip()
+            else call
+            for call in message.get("tool_calls", ())
+        ]
+        stated.append(message | ({"tool_calls": calls} if calls else {}))
+    return stated
+
+
 def rendered(messages, tools, prompt):
+    messages = with_arguments(messages)
     renderer = KimiK2Renderer(OracleTokenizer())
     return renderer.render(messages, tools=tools, add_generation_prompt=prompt)
 

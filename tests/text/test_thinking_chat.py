@@ -10,7 +10,7 @@ from k2jax.text import ChatBuilder, ToolCallParser, chat_format, render_history
 from k2jax.text.tool_types import declare_functions
 from tests.refusal import refused
 from tests.text import kimi
-from tests.text.test_chat import CALL, CALLS, TOOLS
+from tests.text.test_chat import CALL, CALLS, TOOLS, with_arguments
 
 THINK, ANSWER = "<think>", "</think>"
 
@@ -56,7 +56,9 @@ def test_histories_are_those_of_renderers(messages, tools, thinking):
     builder = render_history(CHAT, messages, tools)
     if thinking is not None:
         builder.open_assistant(thinking)
-    oracle = renderer(thinking is not False).render(messages, tools=tools, add_generation_prompt=thinking is not None)
+    oracle = renderer(thinking is not False).render(
+        with_arguments(messages), tools=tools, add_generation_prompt=thinking is not None
+    )
     expected = list(oracle.token_ids)
     assert kimi.text_of(builder.tokens, tokenizer()) == kimi.text_of(expected, tokenizer())
     # Heading and content of a tool's result are one text to us, two to the oracle.

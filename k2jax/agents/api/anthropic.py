@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
 from typing import Any
 
@@ -11,13 +11,24 @@ from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools, text_of_parts
 from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import api_errors
 from k2jax.errors import abbreviate
+from k2jax.text.message_fields import check_names
 from k2jax.text.messages import to_json
 
 # Hints about prices, places and caches, and settings of features that these models do not have.
 _IGNORED = frozenset({"metadata", "service_tier", "cache_control", "context_management", "inference_geo", "speed"})
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    # What a client sends back of an answer, beside its content, says nothing more about it.
+    "message": ("role", "content", "id", "model", "stop_reason", "stop_sequence", "usage"),
+    "text": ("text", "citations"),
+    "image": ("source",),
+    "thinking": ("thinking", "signature"),
+    "tool_use": ("id", "name", "input", "caller"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+}
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block of Claude Code that differs from call to call and is not for the model."""
 _PARAGRAPH = "\n\n"
@@ -45,7 +56,7 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         options, asked = read_shared(fields, card, stop_field="stop_sequences")
         if options.n != 1:
             raise unsupported("n")
-        thinking = _read_thinking(fields, card)
+        thinking, is_asked = _read_thinking(fields, card)
         tools, left_out = read_tools(fields, "custom", lambda tool: flat_function(tool, "input_schema"))
         system, listed = fields.take("system"), fields.take("messages")
         output = fields.take("output_config", {})
@@ -55,24 +66,54 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)
         messages, origins = [], []
+        passed: list[str] | None = [] if lenient else None
         if system := _read_system(system):
             messages, origins = [{"role": "system", "content": system}], ["system"]
         for index, message in enumerate(listed):
             origin = f"messages[{index}]"
+            _check_fields(message, origin, passed)
             for part in _read_message(message, origin):
                 messages.append(part)
                 origins.append(origin)
+        if messages[-1]["role"] == "assistant" and not (lenient and messages[-1].get("tool_calls")):
+            messages[-1] = _prefill(messages[-1], origins[-1], lenient)
+        read, unread = read_history(messages, origins, fields, card)
+        thinking = thinks_after(read[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        return Conversation(tuple(messages), tuple(origins), tools, options, asked=asked, left_out=left_out)
+        left_out += unread + tuple(passed or ())
+        return Conversation(read, tuple(origins), tools, options, asked=asked, left_out=left_out)
 
 
-def _read_thinking(fields: Fields, card: ModelCard) -> bool:
-    """Whether the answer begins with reasoning: where the model can and the client does not turn it off."""
+def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
+    """Whether the answer begins with reasoning: where the model can and the client does not turn it off.
+
+    The second value says whether the client turns it on itself.
+    """
     assert card.chat is not None
     value = fields.take("thinking", {})
     if not isinstance(value, dict) or value.get("type", "adaptive") not in ("enabled", "disabled", "adaptive"):
         raise invalid_value("thinking", "an object of the type enabled, adaptive or disabled", value)
-    return card.chat.thinks and value.get("type") != "disabled"
+    return card.chat.thinks and value.get("type") != "disabled", value.get("type") == "enabled"
+
+
+def _check_fields(message: Any, origin: str, passed: list[str] | None) -> None:
+    """Passes over the fields of a message, or of a block, that nobody reads; None refuses them."""
+    if not isinstance(message, dict):
+        return
+    kind = message.get("type", "message")
+    known = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if known is not None:  # other blocks are refused where they are read, or say nothing
+        check_names(message, {"type", "cache_control", *known}, origin, passed)
+    content = message.get("content")
+    for block in content if isinstance(content, list) else ():
+        _check_fields(block, origin, passed)
+
+
+def _prefill(message: dict[str, Any], origin: str, lenient: bool) -> dict[str, Any]:
+    """A last message of the assistant, which the model continues; as at Anthropic, it does not end with white space."""
+    if not lenient and message["content"] != message["content"].rstrip():
+        raise bad_request(origin, f"{origin}, which the model continues, must not end with white space")
+    return {**message, "partial": True}
 
 
 def _read_system(system: Any) -> str:
@@ -144,7 +185,8 @@ def _read_result(block: dict[str, Any], origin: str) -> dict[str, Any]:
         content = _joined([_read_part(part, origin) for part in content])
     elif content is not None and not isinstance(content, str):
         raise invalid_value(origin, "results that are text or a list of blocks", block)
-    return {"role": "tool", "tool_call_id": call, "content": content or ""}
+    result = {"role": "tool", "tool_call_id": call, "content": content or ""}
+    return result | ({"is_error": True} if block.get("is_error") else {})
 
 
 def _read_answer(blocks: list[dict[str, Any]], origin: str) -> dict[str, Any]:

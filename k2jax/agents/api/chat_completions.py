@@ -11,6 +11,7 @@ from k2jax.agents.api.conversation import Conversation, has_name, read_shared, r
 from k2jax.agents.api.detokenize import Delta, ScoredToken, ToolCallDelta
 from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import IGNORED, NEUTRAL, api_errors
 from k2jax.agents.api.response_builder import ResponseBuilder, ResponseChoice, finite
@@ -29,7 +30,6 @@ _NEUTRAL: Mapping[str, Any] = {
     "functions": None,
     "function_call": None,
 }
-_UNSUPPORTED_MESSAGE_FIELDS = ("function_call", "audio")
 
 
 def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
@@ -47,14 +47,18 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
         max_tokens, limit_field = (None, "") if lenient else _read_max_tokens(fields)
         options, asked = read_shared(fields, card, top_logprobs=top_logprobs or 0)
         messages, (tools, left_out) = fields.take("messages"), read_tools(fields, "function", _declared)
-        thinking, passed_over = _read_thinking(fields, card)
+        thinking, is_asked, passed_over = _read_thinking(fields, card)
+        continues = _read_continuation(fields)
         left_out += passed_over + fields.finish(IGNORED, _NEUTRAL)
         if not isinstance(messages, list) or not messages:
             raise invalid_value("messages", "a list with at least one message", messages)
         origins = tuple(f"messages[{index}]" for index in range(len(messages)))
+        if not lenient and (origin := _with_old_call(messages, origins)):
+            raise bad_request(origin, "function_call of a chat message is not supported by this server; use tool_calls")
+        messages, unread = read_history(_continued(messages, continues), origins, fields, card)
+        thinking = thinks_after(messages[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, logprobs=logprobs, thinking=thinking)
-        messages = tuple(map(_normalize, messages, origins))
-        read = {"asked": asked, "left_out": left_out, "limit_field": limit_field}
+        read = {"asked": asked, "left_out": left_out + unread, "limit_field": limit_field}
         return Conversation(messages, origins, tools, options, **read)
 
 
@@ -124,8 +128,8 @@ def _declared(tool: dict[str, Any]) -> Mapping[str, Any] | None:
     return tool if has_name(tool.get("function")) else None
 
 
-def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, tuple[str, ...]]:
-    """Whether the answer begins with reasoning, and what a lenient reader passed over.
+def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool, tuple[str, ...]]:
+    """Whether the answer begins with reasoning, whether the client says so, and what a lenient reader passed over.
 
     ``{"chat_template_kwargs": {"thinking": false}}`` turns the reasoning off.
     """
@@ -140,17 +144,28 @@ def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, tuple[str, ..
     thinking = options.get("thinking", card.chat.thinks)
     if thinking and not card.chat.thinks:
         raise unsupported("chat_template_kwargs", "this model's chat format has no reasoning")
-    return thinking, passed_over
+    return thinking, "thinking" in options, passed_over
 
 
-def _normalize(message: Any, origin: str) -> Mapping[str, Any]:
-    """Renames OpenAI's ``developer`` role to ``system``; rejects fields that would be lost."""
-    if not isinstance(message, dict):
-        raise invalid_value(origin, "a message", message)
-    lost = next((name for name in _UNSUPPORTED_MESSAGE_FIELDS if message.get(name)), None)
-    if lost:
-        raise bad_request(origin, f"{lost} of a chat message is not supported by this server")
-    return message | {"role": "system"} if message.get("role") == "developer" else message
+def _read_continuation(fields: Fields) -> bool:
+    """Whether the last message is to be continued, as vLLM's clients say it."""
+    continues = fields.flag("continue_final_message")
+    if fields.flag("add_generation_prompt", not continues) == continues:
+        message = "continue_final_message: true needs add_generation_prompt: false, and neither goes without the other"
+        raise bad_request("continue_final_message", message)
+    return continues
+
+
+def _with_old_call(messages: list[Any], origins: Sequence[str]) -> str | None:
+    """Where a message has a call in the form before OpenAI's tools, whose declaration is not supported either."""
+    old = (isinstance(message, dict) and message.get("function_call") is not None for message in messages)
+    return next((origin for origin, is_old in zip(origins, old, strict=True) if is_old), None)
+
+
+def _continued(messages: list[Any], continues: bool) -> list[Any]:
+    """The messages, the last of which is marked where it is to be continued."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "partial": True}] if continues and isinstance(last, dict) else messages
 
 
 DIALECT = chat_dialect("/v1/chat/completions", ChatResponse, read_chat)

@@ -17,9 +17,11 @@ from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.text.call_ids import with_call_ids
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import start_reading
 from k2jax.text.messages import without_old_reasoning
+from k2jax.text.tool_calls import CALL_BEGIN
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens",
@@ -57,6 +59,11 @@ class Conversation:
     left_out: tuple[str, ...] = ()
     limit_field: str = "max_tokens"
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the model is to continue the last message, the assistant's, rather than to answer it."""
+        return bool(self.messages and self.messages[-1].get("partial"))
+
     def check_length(self, card: ModelCard) -> None:
         """Raises ApiError if there is more text than the model's longest sequence holds, before it is encoded."""
         check_texts(self.messages, self.origins, self.tools, card)
@@ -93,8 +100,9 @@ def read_shared(
     asked = {name: fields.take(name) for name in SAMPLING_FIELDS} if fields.lenient else {}
     stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
     options = read_options(fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs, stop_field=stop_field)
-    reasoning = {"reasoning": card.chat.thinks, "thinking": card.chat.thinks}
-    return dataclasses.replace(options, **reasoning), {k: v for k, v in asked.items() if v is not None}
+    reads = (card.chat.thinks or card.tokenizer.has_special(CALL_BEGIN)) and card.tokenizer.is_byte_level
+    options = dataclasses.replace(options, reads_markup=reads, thinking=card.chat.thinks)
+    return options, {k: v for k, v in asked.items() if v is not None}
 
 
 def read_tools(
@@ -165,8 +173,8 @@ def render(conversation: Conversation, card: ModelCard) -> GenerationRequest:
     with api_errors():
         conversation.check_length(card)
         prompt, media = _render(conversation, card)
-        rendered = {"prompts": (prompt,), "media": media, "tools": bool(conversation.tools)}
-        return check_room(conversation.limit_field, dataclasses.replace(conversation.options, **rendered), card)
+        rendered = dataclasses.replace(conversation.options, prompts=(prompt,), media=media)
+        return check_room(conversation.limit_field, rendered, card)
 
 
 def start_builder(tools: tuple[Mapping[str, Any], ...], card: ModelCard) -> ChatBuilder:
@@ -210,7 +218,9 @@ def text_of_parts(parts: Any, kinds: tuple[str, ...], where: str, separator: str
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Returns a call's arguments as a JSON object; those that are none as text under ``MALFORMED``."""
+    """Returns a call's arguments as a JSON object; blank ones as an empty one, others as text under ``MALFORMED``."""
+    if not text.strip():
+        return {}
     try:
         value = parse_bounded_json(text, MAX_ARGUMENT_VALUES)
         if _is_deep(value):  # wherever the interpreter's own limit is
@@ -238,19 +248,21 @@ def _render(conversation: Conversation, card: ModelCard) -> tuple[tuple[int, ...
     """Token ids of a conversation, up to the beginning of the assistant's next message, and its images."""
     assert card.chat is not None
     builder, reading = start_builder(conversation.tools, card), start_reading(card.media)
-    messages = conversation.messages
-    if card.chat.thinks:
-        try:
+    try:
+        messages = with_call_ids(conversation.messages, conversation.origins)
+        if card.chat.thinks:
             messages = without_old_reasoning(messages)
-        except UserError as error:
-            raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
+    except UserError as error:
+        raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
     for message, origin in zip(messages, conversation.origins, strict=True):
         try:
-            builder.add(reading.read(message))
+            shown = reading.read(message)
+            builder.open_with(shown) if message.get("partial") else builder.add(shown)
         except UserError as error:
             raise bad_request(origin, str(error)) from None
         # Checked here so that the rest of a conversation that is too long is not encoded.
         check_prompt_length(origin.partition("[")[0], len(builder.tokens), card)
-    builder.open_assistant(conversation.options.thinking)
+    if not conversation.is_continued:
+        builder.open_assistant(conversation.options.thinking)
     check_prompt_length(conversation.origins[-1].partition("[")[0], len(builder.tokens), card)
     return tuple(builder.tokens), reading.place(builder.tokens)

@@ -7,10 +7,13 @@ import dataclasses
 from typing import NamedTuple
 
 from k2jax.agents.api.requests import GenerationRequest
+from k2jax.text.messages import EMPTY_ARGUMENTS
 from k2jax.text.streaming import StopStrings, TextStream
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.text.tool_calls import (
+    NO_END,
     CallArguments,
+    CallEnd,
     CallStart,
     Content,
     Event,
@@ -116,14 +119,15 @@ class Detokenizer:
         self._prompt = request.choice_prompt(choice)
         self._stream = TextStream(tokenizer, () if request.echo else self._prompt)
         self._stops = StopStrings(request.stops)
-        parsed = request.tools or request.reasoning
-        self._parser = ToolCallParser(tokenizer, request.thinking) if parsed else None
+        self._parser = ToolCallParser(tokenizer, request.thinking) if request.reads_markup else None
         self._stop_reason = "stop"  # tool_calls if the parser read calls
         self._echo_pending = request.echo
         self._length = 0  # characters of the text so far, with those that are held back
         self._text = ""  # of the next delta
         self._calls: list[ToolCallDelta] = []  # of the next delta
         self._reasoning = ""  # of the next delta
+        self._ids: set[str] = set()  # of the calls so far, as the client receives them
+        self._blank: str | None = None  # of the arguments of the call that is read, while they are blank
 
     def feed(
         self, tokens: Iterable[GeneratedToken], finish: str | None = None, prompt: PromptLogprobs = NOT_SCORED
@@ -205,12 +209,28 @@ class Detokenizer:
                     self._add_text(raw)
                 case Reasoning(raw):
                     self._reasoning += raw
-                case CallStart(raw) | CallArguments(raw) if not self._request.tools:
-                    self._add_text(raw)  # nobody asked for calls
                 case CallStart(_, index, call_id, name):
                     self._text += self._stops.end()  # no stop string reaches over the beginning of a call
-                    self._calls.append(ToolCallDelta(index, call_id, name))
+                    self._calls.append(ToolCallDelta(index, self._unique_id(index, call_id, name), name))
+                    self._blank = ""
                 case CallArguments(raw, index):
-                    self._calls.append(ToolCallDelta(index, arguments=raw))
-                case Finished(_, reason) if self._request.tools:
+                    self._add_arguments(index, raw)
+                case CallEnd(_, index, _, problems) if self._blank is not None and NO_END not in problems:
+                    self._calls.append(ToolCallDelta(index, arguments=EMPTY_ARGUMENTS))
+                case Finished(_, reason):
                     self._stop_reason = reason
+
+    def _unique_id(self, index: int, call_id: str, name: str) -> str:
+        """The id of a call; another one where the model wrote none, or that of an earlier call of the answer."""
+        while not call_id or call_id in self._ids:
+            call_id, index = f"functions.{name}:{index}", index + 1
+        self._ids.add(call_id)
+        return call_id
+
+    def _add_arguments(self, index: int, raw: str) -> None:
+        """Adds arguments of a call once they are not blank: blank ones are ``{}`` where the call ends."""
+        if self._blank is not None:
+            raw = self._blank + raw
+            self._blank = None if raw.strip() else raw
+        if self._blank is None:
+            self._calls.append(ToolCallDelta(index, arguments=raw))

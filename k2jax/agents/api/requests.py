@@ -44,8 +44,8 @@ class GenerationRequest:
         logprobs: whether the response contains log-probabilities.
         echo: whether the response begins with the prompt.
         token_ids: whether the response contains token ids beside the text.
-        tools: whether tool calls are parsed.
-        reasoning: whether the answer may hold reasoning, which the response has apart.
+        reads_markup: whether the answer is read as the chat format has it: its reasoning and its calls are no text, and
+            special tokens are left out.
         thinking: whether it begins inside the reasoning.
         media: images and chunks of video in the only prompt, as the card's ``MediaReader`` places them.
         record: name under which a gateway records the answer; dialects put it where clients send it back unread.
@@ -61,8 +61,7 @@ class GenerationRequest:
     logprobs: bool = False
     echo: bool = False
     token_ids: bool = False
-    tools: bool = False
-    reasoning: bool = False
+    reads_markup: bool = False
     thinking: bool = False
     media: tuple[Any, ...] = ()
     record: str = ""

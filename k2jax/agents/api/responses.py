@@ -10,10 +10,12 @@ from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools
 from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
+from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import IGNORED, api_errors
 from k2jax.agents.api.responses_response import ResponsesResponse, error_event
 from k2jax.errors import abbreviate
+from k2jax.text.message_fields import check_names
 
 # What cannot change an answer: places, prices, caches, and what a response is to hold beside it.
 _IGNORED = IGNORED | {"prompt_cache_retention", "include", "client_metadata", "truncation"}
@@ -24,6 +26,12 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "message": ("type", "id", "status", "role", "content", "phase", "partial", "prefix"),
+    "reasoning": ("type", "id", "status", "summary", "content", "encrypted_content"),
+    "function_call": ("type", "id", "status", "call_id", "name", "arguments", "namespace"),
+    **dict.fromkeys(_OUTPUTS, ("type", "id", "status", "call_id", "output", "name")),
+}
 
 
 def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
@@ -46,13 +54,15 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         tools, left_out = read_tools(fields, "function", lambda tool: flat_function(tool, "parameters"))
         instructions, listed = fields.text("instructions", ""), fields.take("input")
         left_out += fields.finish(_IGNORED, _NEUTRAL)
-        reader = _InputReader()
+        reader = _InputReader([] if lenient else None)
         if instructions:
             reader.add({"role": "system", "content": instructions}, "instructions")
         reader.read(listed)
+        messages, unread = read_history(reader.messages, reader.origins, fields, card)
+        thinking = thinks_after(messages[-1], thinking, False)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
-        messages, read = (tuple(reader.messages), tuple(reader.origins)), {"asked": asked, "left_out": left_out}
-        return Conversation(*messages, tools, options, **read, limit_field="max_output_tokens")
+        read = {"asked": asked, "left_out": left_out + unread + tuple(reader.passed or ())}
+        return Conversation(messages, tuple(reader.origins), tools, options, **read, limit_field="max_output_tokens")
 
 
 def _check_text(fields: Fields) -> None:
@@ -75,7 +85,9 @@ def _read_thinking(fields: Fields, card: ModelCard) -> bool:
 class _InputReader:
     """Folds input items into messages: the items of one answer become one message of the assistant."""
 
-    def __init__(self):
+    def __init__(self, passed: list[str] | None):
+        """Starts without messages; ``passed`` receives the fields that nobody reads, and None refuses them."""
+        self.passed = passed
         self.messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
 
@@ -103,6 +115,7 @@ class _InputReader:
             read = readers.get(kind) if isinstance(kind, str) else None
             if read is None:
                 raise bad_request(origin, f"{origin} is an item that this server does not read: {abbreviate(kind, 60)}")
+            check_names(item, _FIELDS[kind], origin, self.passed)
             read(item, origin)
 
     def _message(self, item: dict[str, Any], origin: str) -> None:
@@ -116,7 +129,10 @@ class _InputReader:
         answer = self._answer(origin)
         if answer["content"] and not answer.get("tool_calls"):  # an answer has its text in one item, or around calls
             answer = self._new_answer(origin)
-        answer["content"] += content if isinstance(content, str) else ""
+        if not isinstance(content, str):
+            raise bad_request(origin, f"{origin} of the assistant has images, which this server does not read")
+        answer["content"] += content
+        answer |= {name: item[name] for name in ("partial", "prefix") if name in item}
 
     def _reasoning(self, item: dict[str, Any], origin: str) -> None:
         parts = item.get("summary") or item.get("content") or []

@@ -31,7 +31,7 @@ def message_key(message: Mapping[str, Any]) -> str:
         reasoning, text, calls = answer_parts(message)
         return _digest(["assistant", reasoning, text, calls])
     labels = [text_field(message, name, "") for name in ("name", "tool_call_id")]
-    return _digest([role, _content(message), *labels])
+    return _digest([role, _content(message), *labels, *(["error"] if message.get("is_error") is True else [])])
 
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -63,6 +63,7 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.get("role"), "content": _content(message)}
     names = ("reasoning_content", "name", "tool_call_id")
     plain |= {name: text for name in names if (text := text_field(message, name, ""))}
+    plain |= {"is_error": True} if message.get("is_error") is True else {}
     calls = []
     for call in tool_calls(message):
         name, arguments = function_of(call)

@@ -20,6 +20,7 @@ from k2jax.agents.api.conversation import start_builder
 from k2jax.agents.api.requests import check_prompt_length
 from k2jax.agents.gateway.canonical import answer_parts, message_key, plain_message, tools_key
 from k2jax.errors import UserError, abbreviate
+from k2jax.text.call_ids import with_call_ids
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import NO_PAD, start_reading
 from k2jax.trajectory import Node, Trajectory
@@ -56,7 +57,7 @@ def addition_bytes(addition: Addition) -> int:
     return size
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MatchedHistory:
     """Where a conversation leaves what is recorded.
 
@@ -68,6 +69,7 @@ class MatchedHistory:
         kind: see Kind.
         drift: of a branch, what the client changed in the model's own message: ``thought``, ``call id``, ``call`` or
             ``text``; ``message`` where it changed something else.
+        sampled: indices of the messages that it repeats and that the model sampled.
     """
 
     conversation: Conversation
@@ -76,25 +78,28 @@ class MatchedHistory:
     matched: int
     kind: Kind
     drift: str = ""
+    sampled: frozenset[int] = frozenset()
 
     def without_messages(self) -> MatchedHistory:
         """What is needed once the history is encoded, without what the client sent, which may be megabytes."""
         told = self.conversation
-        options = dataclasses.replace(told.options, tools=bool(told.tools))
         asked = {name: _short(value) for name, value in told.asked.items()}
         left_out = tuple(dict.fromkeys(told.left_out))[:_MOST_LEFT_OUT]
-        rest = Conversation((), (), (), options, asked=asked, left_out=left_out)
+        rest = Conversation((), (), (), told.options, asked=asked, left_out=left_out)
         return dataclasses.replace(self, conversation=rest, keys=())
 
 
 def conversation_keys(conversation: Conversation) -> tuple[str, ...]:
     """Returns the keys of a conversation's tools, if it declares any, and of its messages.
 
+    A message that the model is to continue is none: it belongs to the answer's beginning.
+
     Raises:
         ApiError: a message is malformed.
     """
     keys = [tools_key(conversation.tools)] if conversation.tools else []
-    for message, origin in zip(conversation.messages, conversation.origins, strict=True):
+    whole = len(conversation.messages) - conversation.is_continued
+    for message, origin in zip(conversation.messages[:whole], conversation.origins, strict=False):
         try:
             keys.append(message_key(message))
         except UserError as error:
@@ -132,14 +137,29 @@ class RecordedHistory:
                 break
             places, matched = found, matched + 1
         node = max(places)
+        found = MatchedHistory(
+            conversation=conversation,
+            keys=keys,
+            node=node,
+            matched=matched,
+            kind="branch",
+            sampled=self._sampled(node),
+        )
         opened = [child for place in places for child in self._places(place, _open_key(conversation))]
         if matched == len(keys) and opened:
-            return MatchedHistory(conversation, keys, max(opened), matched, "repeat")
+            return dataclasses.replace(found, node=max(opened), kind="repeat")
         if not self.trajectory.nodes:
-            return MatchedHistory(conversation, keys, ROOT, 0, "start")
+            return dataclasses.replace(found, kind="start")
         if node != ROOT and not self._children.get(node):
-            return MatchedHistory(conversation, keys, node, matched, "extend")
-        return MatchedHistory(conversation, keys, node, matched, "branch", self._drift(conversation, node, matched))
+            return dataclasses.replace(found, kind="extend")
+        return dataclasses.replace(found, drift=self._drift(conversation, node, matched))
+
+    def _sampled(self, node: int) -> frozenset[int]:
+        """Which messages on the path to a node the model sampled, counted as a client counts them."""
+        nodes = self.trajectory.nodes
+        path = [nodes[index] for index in self.trajectory.path(node)] if node != ROOT else []
+        written = [place.turn != NO_TURN for place in path if place.turn != NO_TURN or place.message is not None]
+        return frozenset(index for index, own in enumerate(written) if own)
 
     def resumed(self, match: MatchedHistory) -> ChatBuilder | None:
         """The conversation up to the last node that it repeats; None where it repeats none.
@@ -229,7 +249,8 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
             new = 1
     first = new - bool(conversation.tools)
     recorded = [NO_PAD if own else i for i, own in zip(builder.tokens, builder.by_assistant, strict=True)]
-    for index, message in enumerate(conversation.messages):
+    messages = with_call_ids(conversation.messages, conversation.origins, match.sampled, [])
+    for index, message in enumerate(messages[: len(messages) - conversation.is_continued]):
         known = len(builder.tokens)
         try:
             shown = reading.read(message)  # also of what is recorded, whose images the model sees again
@@ -243,14 +264,22 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
         additions.append(Addition(key, builder.tokens[known:], plain_message(message)))
     if match.kind != "repeat":
         known = len(builder.tokens)
-        try:
-            builder.open_assistant(conversation.options.thinking)
-        except UserError as error:
-            raise bad_request("messages", str(error)) from None
+        _open_answer(builder, conversation)
         additions.append(Addition(_open_key(conversation), builder.tokens[known:], None))
     check_prompt_length("messages", len(builder.tokens), card)
     shown = reading.place([*recorded, *builder.tokens[len(recorded) :]])
     return EncodedHistory(list(builder.tokens), additions, shown)
+
+
+def _open_answer(builder: ChatBuilder, conversation: Conversation) -> None:
+    """Adds the beginning of the answer: the generation prompt, or a message that the model is to continue."""
+    try:
+        if conversation.is_continued:
+            builder.open_with(conversation.messages[-1])
+        else:
+            builder.open_assistant(conversation.options.thinking)
+    except UserError as error:
+        raise bad_request("messages", str(error)) from None
 
 
 def _short(value: Any) -> Any:
@@ -260,6 +289,9 @@ def _short(value: Any) -> Any:
 
 
 def _open_key(conversation: Conversation) -> str:
+    """The key of the answer's beginning; one that the client has written is found under its text alone."""
+    if conversation.is_continued:
+        return f"open {message_key(conversation.messages[-1])}"
     return _OPEN_KEYS[conversation.options.thinking]
 
 

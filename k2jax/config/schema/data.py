@@ -27,12 +27,13 @@ SourceKind = Literal[
     "huggingface",
     "chat",
     "trajectories",
+    "token_rows",
     "image_chat",
     "image_trajectories",
     "synthetic_images",
 ]
 TokenizerKind = Literal["bpe", "file", "bytes"]
-CONVERSATIONS = ("chat", "trajectories")
+CONVERSATIONS = ("chat", "trajectories", "token_rows")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
 """Kinds of sources whose records are conversations with images, for models with vision."""
@@ -44,7 +45,7 @@ TRAJECTORIES = ("trajectories", "image_trajectories")
 class SourceConfig:
     """One corpus of the mixture."""
 
-    kind: SourceKind = "stdlib"  #: format; chat: JSON lines
+    kind: SourceKind = "stdlib"  #: format
     path: str = ""  #: folder, file or glob; for huggingface the data set's name
     field: str = "text"  #: the text column of jsonl, parquet and huggingface records
     subset: str = ""  #: huggingface configuration name

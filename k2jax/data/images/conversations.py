@@ -19,7 +19,8 @@ import numpy as np
 from PIL import Image
 
 from k2jax.config.schema import ImagesConfig, VisionConfig
-from k2jax.data.chat_rendering import branches, messages_and_tools
+from k2jax.data.chat_records import messages_and_tools
+from k2jax.data.chat_rendering import branches
 from k2jax.data.images.augment import (
     IN_PLACE,
     OPERATIONS,

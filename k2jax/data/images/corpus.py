@@ -38,7 +38,7 @@ from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
-_RENDERING = 10  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
+_RENDERING = 11  # raised when the tokens, the patches or the split of the same record change, or what is kept of it
 
 
 class VisualSplit:

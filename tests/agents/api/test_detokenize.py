@@ -66,9 +66,9 @@ def test_tool_calls_are_complete_however_tokens_arrive(sizes):
         assert json.loads("".join(call.arguments for call in calls if call.index == i)) == json.loads(arguments)
 
 
-def test_calls_without_declared_tools_are_text():
-    deltas = feed(chat(), CALLING)
-    assert not deltas[0].calls and deltas[0].finish == "stop" and '{"q": 1}' in deltas[0].text
+def test_an_answer_is_read_alike_whether_or_not_tools_were_declared():
+    without, declared = (feed(chat(**fields), CALLING) for fields in ({}, {"tools": TOOLS}))
+    assert without == declared and without[0].calls and without[0].finish == "tool_calls"
 
 
 def test_the_end_token_is_no_text():

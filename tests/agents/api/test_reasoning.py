@@ -60,14 +60,14 @@ def test_reasoning_of_ended_cycles_is_not_read_again():
     assert "new" in text and "old" not in text
 
 
-def test_calls_that_nobody_asked_for_are_text():
+def test_calls_that_nobody_asked_for_are_calls():
     special, text = tokenizer().special_id, tokenizer().encode
     ids = [special("<|tool_calls_section_begin|>"), special("<|tool_call_begin|>"), *text("functions.f:0"),
            special("<|tool_call_argument_begin|>"), *text("{}"), special("<|tool_call_end|>"),
            special("<|tool_calls_section_end|>"), CHAT.end]  # fmt: skip
     choice = answer(parse(), written("hm", "")[:-1] + ids)
-    assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-    assert "functions.f:0" in choice["message"]["content"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(

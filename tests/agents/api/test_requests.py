@@ -236,7 +236,7 @@ def test_a_chat_ends_at_the_end_of_its_message():
     assert TOKENIZER.decode(request.prompts[0]) == "systemBe brief.userHiassistant"
     assert set(request.sampling.stop_tokens) == {TOKENIZER.special_id("<|im_end|>"), TOKENIZER.eos}
     assert request.choice_sampling(0, 256).max_tokens == 3
-    assert chat(tools=[TOOL]).tools and not chat(tools=[TOOL], tool_choice="none").tools
+    assert chat(tools=[TOOL]).prompts != chat(tools=[TOOL], tool_choice="none").prompts == chat().prompts
 
 
 NOT_JSON = [b"", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 50000, b'"\\ud800"', b'{"n": ' + b"9" * 5000 + b"}"]

@@ -1,5 +1,6 @@
 """Whatever a client makes of its history: each sampled token is recorded once, and every path says what was said."""
 
+import itertools
 import json
 import random
 import re
@@ -13,6 +14,7 @@ from k2jax.agents.gateway import Gateway
 from k2jax.client import ScriptedClient
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
+from k2jax.trajectory.filters import no_failed_call
 from tests.agents.gateway.scripted import (
     CARD,
     CHAT,
@@ -20,11 +22,13 @@ from tests.agents.gateway.scripted import (
     SCHEMA,
     TOKENIZER,
     Bench,
+    posted,
     reply_ids,
     sampled_nodes,
     say,
     spec,
 )
+from tests.text import kimi
 
 WORDS = ["hm", " 月之暗面", "The quick", " fox\n", "  jumps;", "</think", "def f(x):", "🧑‍🚀"]
 OPERATIONS = [
@@ -80,11 +84,17 @@ def reactions(answer, draw):
 
 def plain_text(items):
     """The conversation without markup, written out by hand; white space and JSON's spelling of numbers left out."""
-    parts = []
+    parts, ids = [], []
     for kind, *fields in items:
         if kind == "assistant":
             thought, text, calls = fields
-            parts += ["assistant", thought, text, *(call_id + arguments for call_id, arguments in calls)]
+            parts += ["assistant", thought, text]
+            for call_id, arguments in calls:
+                if call_id.startswith("call_"):  # a client's own: numbered over the conversation
+                    free = (f"functions.bash:{n}" for n in itertools.count(len(ids)))
+                    call_id = next(name for name in free if name not in ids)
+                ids.append(call_id)
+                parts += [call_id, arguments]
         elif kind == "tool":
             parts += ["tool## Return of ", fields[0], fields[1]]
         else:
@@ -132,6 +142,13 @@ def check_recorded(bench, session, said):
         assert node.logprobs.tolist() == [
             ScriptedClient.logprob(path[:i].tolist(), int(path[i])) for i in range(len(prompt), len(path))
         ]
+        if request["dialect"].endswith("/messages") and items[-1][0] == "assistant" and not items[-1][3]:
+            answer = (
+                "assistant",
+                items[-1][1] + items[-1][2] + answer[1],
+                *answer[2:],
+            )  # it continues the last message
+            items = items[:-1]
         assert squeezed(TOKENIZER.decode(path.tolist())) == declared + plain_text([*items, answer])
 
 
@@ -184,3 +201,51 @@ def test_what_a_client_rewrote_is_counted(operation, drift):
     converse(bench, access, "chat/completions", ["go on", operation], draw)
     counts = bench.gateway.session(access.rollout).counts()
     assert counts["branch"] == 1 and counts[f"drift: {drift}"] == 1
+
+
+ASKED = {"role": "user", "content": "List."}
+BEGUN = {"role": "assistant", "content": '{"files":'}
+
+
+@pytest.mark.parametrize(
+    ("path", "begun"), [("chat/completions", BEGUN | {"partial": True}), ("messages", BEGUN), ("responses", None)]
+)
+def test_an_answer_that_the_client_begins_is_context_and_what_the_model_adds_is_recorded(path, begun):
+    """Also where the same is asked again."""
+    written = TOKENIZER.encode(" []}")
+    bench = Bench(lambda prompt, sampling: [*written, CHAT.end])
+    access = bench.gateway.open(spec(declares_tools=False))
+
+    messages = [ASKED, begun or BEGUN | {"prefix": True}]
+    body = {"model": "any", "input" if path == "responses" else "messages": messages}
+    for _ in range(2):
+        bench.run(lambda http: posted(http, access, path, body | ({"max_tokens": 9} if path == "messages" else {})))
+    trajectory = bench.gateway.session(access.rollout).main.trajectory
+    assert [request["kind"] for request in bench.gateway.session(access.rollout).requests] == ["start", "repeat"]
+    head = kimi.text_of(trajectory.path_tokens(trajectory.leaves()[-1]), TOKENIZER)
+    assert head.endswith('<|im_assistant|>assistant<|im_middle|><think></think>{"files": []}<|im_end|>')
+    assert [node.tokens.tolist() for node in trajectory.nodes if node.mask.any()] == [[*written, CHAT.end]] * 2
+    assert verify(trajectory, CARD.vocab) == []
+
+
+def test_results_keep_the_id_that_the_model_sampled_and_fields_that_nobody_reads_are_listed():
+    bench = Bench(lambda prompt, sampling: reply_ids("hm", "", [("bash", "")]))
+    access = bench.gateway.open(spec())
+
+    async def talk(http):
+        body = {"model": "any", "tools": [TOOL], "messages": [ASKED]}
+        [choice] = (await posted(http, access, "chat/completions", body))["choices"]
+        message = choice["message"]
+        [call] = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "a b", "seconds": 1, "is_error": True}
+        await posted(http, access, "chat/completions", body | {"messages": [ASKED, message, result, ASKED]})
+        return call
+
+    call = bench.run(talk)
+    assert call["function"] == {"name": "bash", "arguments": "{}"}
+    session = bench.gateway.session(access.rollout)
+    assert [request["kind"] for request in session.requests] == ["start", "extend"]
+    assert session.requests[1]["left_out"] == ["messages[2].seconds"]
+    text = kimi.text_of(session.main.trajectory.path_tokens(session.main.trajectory.leaves()[0]), TOKENIZER)
+    assert f"## Return of {call['id']}\nError: a b<|im_end|>" in text
+    assert not no_failed_call(session.main.trajectory)
