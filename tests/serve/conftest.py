@@ -8,14 +8,14 @@ from tests.serve.fakes import FakeEngine, live
 
 
 def script(request):
-    """Tool calls for a prompt that declares tools; otherwise text, another one for a seed of 100 to 999."""
+    """Tool calls for a prompt that declares tools; otherwise text, another one for a seed of 100 to 999, or any at the temperature 0.25."""
     prompt = TOKENIZER.decode(request.prompt)
     if "malformed" in prompt:
         return call_ids(("get_weather", '{"a": 1e999}'), ("get_weather", "[1]"))
     if "get_weather" in prompt:
         return CALLING
     seed = request.sampling.seed
-    return answer_ids(f"seed {seed}" if 100 <= seed < 1000 else TEXT)
+    return answer_ids(f"seed {seed}" if 100 <= seed < 1000 or request.sampling.temperature == 0.25 else TEXT)
 
 
 @pytest.fixture(scope="package")
