@@ -8,7 +8,7 @@ from tests.serve.fakes import FakeEngine, live
 
 
 def script(request):
-    """Tool calls for a prompt that declares tools; otherwise text, another one for a seed of 100 to 999, or any at the temperature 0.25."""
+    """Tool calls for a prompt that declares tools, else text: the seed from 100 to 999, and at temperature 0.25."""
     prompt = TOKENIZER.decode(request.prompt)
     if "malformed" in prompt:
         return call_ids(("get_weather", '{"a": 1e999}'), ("get_weather", "[1]"))
