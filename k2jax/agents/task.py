@@ -99,7 +99,7 @@ class Task:
             for key in ("instruction", "tools"):
                 values[key] = tuple(values.get(key, ()))
             task = cls(**values)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, UserError) as error:
             raise UserError(f"a line of a file of tasks is no task: {abbreviate(str(error), 200)}") from None
         if mistake := _mistake(task):
             raise UserError(f"a line of a file of tasks is no task: {mistake}")

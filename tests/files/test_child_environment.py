@@ -10,6 +10,7 @@ ALL_VARIABLES = {
     "agents/collect/collection.py": "the engine of a collection, which may need a key of the hub",
     "agents/collect/launchers.py": "workers, which open environments of users",
     "agents/environments/repository_program.py": "runs inside a sandbox",
+    "agents/environments/repository_tests.py": "runs inside a sandbox",
     "agents/sandbox/hostile.py": "a sleeping process that attacks try to see",
     "agents/sandbox/namespaces.py": "asks an isolating program for its version",
     "agents/sandbox/unsafe.py": "deletes a folder",

@@ -56,7 +56,7 @@ def test_dry_run_prints_what_it_printed(case):
         (["--slices=0"], "--slices and --grace_seconds must be at least 1"),
         (["--name=My_Run"], "--name 'My_Run' is not a valid job name"),
         ([f"--name={'a' * 41}"], "is not a valid job name; use up to 40"),
-        ([b"--env=A=\xff"], "'\\udcff' is not valid UTF-8"),
+        ([b"--env=A=\xff"], "is not UTF-8"),
         (["--env=A"], "--env 'A' does not have the form NAME=VALUE"),
         (["--tpus=v5p-8"], "unknown flag --tpus; did you mean 'tpu'?"),
     ],

@@ -362,10 +362,12 @@ def test_a_batch_has_the_patches_of_all_its_rows_and_padding_has_none():
     assert (batch.patches.exit > np.arange(288)).sum() == 72
 
 
-def test_a_response_whose_pictures_fit_no_row_is_named():
-    trajectory, _, media = episode(0, 1)
-    with pytest.raises(ValueError, match="images of 72 patches does not fit a row of 160 and 40 patches"):
-        pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(media, 40))
+def test_a_response_whose_pictures_fit_no_row_is_left_out_and_returned():
+    trajectory, _, media = episode(0, 1)  # of 72 patches
+    for patches, left_out in ((40, [trajectory]), (72, [])):
+        packed = pack([TrainingSample(trajectory, 1.0)], 160, PackingConfig(), images=ImageSource(media, patches))
+        assert [response.trajectory for response in packed.too_large] == left_out
+        assert len(packed.rows) == 1 - len(left_out)
 
 
 def test_pictures_of_one_size_are_different_branches_of_a_tree():

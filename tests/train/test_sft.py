@@ -208,7 +208,7 @@ def test_a_run_that_was_interrupted_ends_at_the_same_step(folder, impatient, tmp
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"data.sources.two.kind": "text"}, "stage sft trains on chat, trajectories, image_chat"),
+        ({"data.sources.two.kind": "text"}, "stage sft trains on chat, trajectories, token_rows, image_chat"),
         ({"stage": "pretrain"}, "config.data.sources.two.kind is 'chat', which is for stage sft"),
         ({"data.tokenizer.kind": "bpe"}, "bpe is trained on texts"),
         ({"data.sources.two.filters": ("correct",)}, "filters are for the kinds trajectories and image_trajectories"),
