@@ -121,7 +121,8 @@ class HTTPClient(Endpoint, Client):
         ...     completion = await client.generate(prompt_ids, Sampling(max_tokens=50))
 
     Args:
-        url, model: see ``Endpoint``.
+        url: see ``Endpoint``.
+        model: see ``Endpoint``.
         version: of the server's weights, where they are known not to change.
         options: of ``Endpoint``.
     """

@@ -76,7 +76,8 @@ class Exchange:
 
     Attributes:
         request: prompt and options, for the dialect's response.
-        session, held_bytes: see ``PreparedRequest``.
+        session: see ``PreparedRequest``.
+        held_bytes: see ``PreparedRequest``.
     """
 
     def __init__(self, prepared: PreparedRequest, client: Client, card: ModelCard, seconds: float = math.inf):
