@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
+from k2jax.agents.scaffolds.check_place import check_place
 from k2jax.agents.scaffolds.prompt_lengths import PromptLengths
 from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
@@ -46,7 +47,9 @@ def open_rl(
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
         tokenizer, chat = open_chat(config, path)
-        mixture, left_out = PromptLengths(config, chat).open_mixture()
+        media = open_images(config.model, config.data.images, tokenizer)
+        mixture, left_out = PromptLengths(config, chat, media).open_mixture()
+        check_place(mixture.all_prompts(config.rl.eval_prompts), config.rl.rollout.sandbox)
         if left_out:
             say(left_out)
         scorer = opened.enter_context(open_scorer(config, path, mixture))
@@ -66,7 +69,6 @@ def open_rl(
         methods = open_methods(parts)
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
-            media = open_images(config.model, config.data.images, tokenizer)
             episodes = Episodes(config, LockstepClient(policy.engine), chat, tokenizer, scorer, media=media)
             prompts = LockstepPrompts(episodes, mixture, methods)
             sampler = LockstepSampler(run, policy.engine, event_loop, prompts)
