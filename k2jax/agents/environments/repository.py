@@ -33,6 +33,7 @@ PACKAGES = "/work/packages"
 """Where the agent's sandbox has pytest, if the task has no image."""
 _PYTEST = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 _LEXERS = ("__init__", "_mapping", "diff", "python")  # the others are most of what there is
+_packing = threading.Lock()
 LARGEST_PATCH = MEBI
 """Bytes of a patch that counts."""
 LIMITS = Limits(memory=2048 * MEBI, processes=128, disk=1024 * MEBI, files=100_000, open_files=1024)
@@ -73,7 +74,7 @@ class RepositoryEnvironment(ToolEnvironment):
         await run_program(sandbox, task, header, repositories=self.services.repositories)
         if not task.image:
             header = {"mode": "equip", "tree": TREE, "folder": PACKAGES}
-            await run_program(sandbox, task, header, payload=packed_pytest())
+            await run_program(sandbox, task, header, payload=await packed_pytest())
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """The agent's patch; empty where it cannot be had, because the agent has left no work tree."""
@@ -94,13 +95,22 @@ def repository_spec(task: Task, read_only: HostPaths = ()) -> SandboxSpec:
     return SandboxSpec(read_only=tuple(paths), limits=LIMITS, env={"PYTHONPATH": PACKAGES})
 
 
-@functools.cache
-def packed_pytest() -> bytes:
-    """A tar archive of the host's pytest and what it imports, for sandboxes without an image.
+async def packed_pytest() -> bytes:
+    """A tar archive of the host's pytest and what it imports, for sandboxes without an image; made once, in a thread.
 
     Raises:
         UserError: it is not installed.
     """
+    return await asyncio.to_thread(_packed_once)
+
+
+def _packed_once() -> bytes:
+    with _packing:
+        return _packed_pytest()
+
+
+@functools.cache
+def _packed_pytest() -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name in _PYTEST:
