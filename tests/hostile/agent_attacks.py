@@ -15,6 +15,8 @@ from tests.agents.gateway.scripted import CHAT, TOKENIZER, plain_reply
 from tests.agents.gateway.test_black_box import ALWAYS_ASKS, ASKING, Slow
 from tests.hostile.attack import Attack, Outcome, Place
 
+LIMITS = "seconds=60 wall=90 context=32768"
+"""Of the scaffold. Within its default context, a million tokens, what a rollout may record is 0.8 GB of the host."""
 BOUNDED = "the episode ends with what the agent may have, at a bounded cost to the process of the gateway"
 SENDING = """
 import http.client, json, socket, sys, threading, time, urllib.parse
@@ -82,7 +84,7 @@ async def _episode(place: Place, source: str, more: str, client: Any, **fields: 
 
 def _sends(name: str) -> Callable[[Place], Any]:
     async def run(place: Place) -> Outcome:
-        ended = await _episode(place, SENDING % SENDERS[name], "seconds=60 wall=90", ScriptedClient(plain_reply))
+        ended = await _episode(place, SENDING % SENDERS[name], LIMITS, ScriptedClient(plain_reply))
         report = ended.metadata.get("agent", {})
         statuses = report.get("output", "").partition("STATUSES ")[2].splitlines()[:1]
         shown = tuple(json.loads(statuses[0])) if statuses else ()
