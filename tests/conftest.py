@@ -99,7 +99,7 @@ def pytest_collection_finish():
     gc.enable()
 
 
-MOST_MAPPINGS = 10_000
+MOST_MAPPINGS = 20_000
 """Memory mappings above which compiled programs are forgotten: the system's limit is 65,530."""
 
 
