@@ -46,7 +46,8 @@ class ScriptedRunner:
     async def __aexit__(self, *error):
         pass
 
-    async def run(self, key, kind, task, trajectory, spawner):
+    async def run(self, key, written, trajectory, spawner):
+        kind, task = written.kind, written.task
         if task.domain == "user mistake":
             raise UserError("a mistake of the user")
         if task.domain == "endless":
