@@ -15,6 +15,7 @@ from typing import Any
 
 from k2jax.inference.client import EngineClient
 from k2jax.inference.engine import Engine
+from k2jax.inference.stats import EngineStats
 from k2jax.inference.worker import Worker
 
 
@@ -40,6 +41,15 @@ class ContinuousClient(EngineClient):
     def busy_seconds(self) -> float:
         """Time for which the engine has stepped so far [s]."""
         return self._worker.busy_seconds
+
+    def stats(self) -> EngineStats:
+        """The engine's counters, as of the last step."""
+        return self._worker.stats()
+
+    def check(self) -> None:
+        """Raises RuntimeError where the engine has failed."""
+        if self._worker.failed is not None:
+            raise RuntimeError("the engine has failed") from self._worker.failed
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[None]:

@@ -85,7 +85,7 @@ class Episodes:
         async def respond(group: PromptGroup, sample: int) -> None:
             trajectory = await self._episode(step, group, sample, token_cap, greedy=sample < greedy)
             group.trajectories[sample] = trajectory
-            if trajectory.status in ("finished", "truncated") and processes.is_first() and self._is_verified(group):
+            if trajectory.status in ("finished", "truncated") and processes.is_first() and self.is_verified(group):
                 scoring.append(asyncio.create_task(self.scorer.judge(group.prompt.task, trajectory)))
 
         unfinished = [
@@ -148,7 +148,7 @@ class Episodes:
 
         return in_lockstep
 
-    def _is_verified(self, group: PromptGroup) -> bool:
+    def is_verified(self, group: PromptGroup) -> bool:
         """Whether a verifier judges a group: other rewards are for training, and evaluations ask for the truth."""
         if group.purpose == "train" and not class_of(self.config.rl, group).is_verified:
             return False

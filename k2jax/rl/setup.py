@@ -8,6 +8,7 @@ from pathlib import Path
 
 from k2jax import processes
 from k2jax.agents.scaffolds.prompt_lengths import PromptLengths
+from k2jax.agents.scorer import Scorer
 from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
@@ -24,6 +25,8 @@ from k2jax.rl.policy import Policy
 from k2jax.rl.report import write_results
 from k2jax.rl.sampler import Sampler
 from k2jax.rl.updates import Trainer
+from k2jax.rl.workers.opening import check_workers, open_workers
+from k2jax.text.media_reading import MediaReader
 from k2jax.train.program import Program
 from k2jax.train.run import Run, say
 from k2jax.train.workdir import lock_workdir
@@ -49,7 +52,9 @@ def open_rl(
         mixture, left_out = PromptLengths(config, chat).open_mixture()
         if left_out:
             say(left_out)
-        scorer = opened.enter_context(open_scorer(config, path, mixture))
+        # Of complete groups the verdicts are stored with their trajectories: a log of verdicts is of lockstep.
+        log = path if config.rl.rollout.sampler == "lockstep" else None
+        scorer = opened.enter_context(open_scorer(config, log, mixture))
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
         parts = Parts(
@@ -67,9 +72,7 @@ def open_rl(
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
             media = open_images(config.model, config.data.images, tokenizer)
-            episodes = Episodes(config, LockstepClient(policy.engine), chat, tokenizer, scorer, media=media)
-            prompts = LockstepPrompts(episodes, mixture, methods)
-            sampler = LockstepSampler(run, policy.engine, event_loop, prompts)
+            sampler = open_sampler(parts, policy, scorer, media, methods)
             if run.extra:
                 sampler.restore(run.extra)
                 methods.restore(run.extra)
@@ -78,6 +81,16 @@ def open_rl(
             yield run, sampler, policy, Trainer(run, methods.has_signal, media), methods
         if processes.is_first():
             write_results(run, run.status, command)
+
+
+def open_sampler(parts: Parts, policy: Policy, scorer: Scorer, media: MediaReader | None, methods: Methods) -> Sampler:
+    """The sampler that the config names; ``parts.opened`` closes it."""
+    if parts.config.rl.rollout.sampler == "workers":
+        return open_workers(parts, policy.engine, scorer, media, methods)
+    shared = parts.chat, parts.tokenizer, scorer
+    episodes = Episodes(parts.config, LockstepClient(policy.engine), *shared, media=media)
+    prompts = LockstepPrompts(episodes, parts.mixture, methods)
+    return LockstepSampler(parts.run, policy.engine, parts.event_loop, prompts)
 
 
 def loss_of(config: Config) -> Loss:
@@ -121,6 +134,7 @@ def check_config(config: Config) -> None:
     for name, task in rl.tasks.items():
         if not (task.is_verified or task.is_judged):
             raise UserError(f"config.rl.tasks.{name} rewards nothing; set its verifier_weight or judge_weight")
+    check_workers(config)
     for method in METHODS:
         method.check(config)
     if rl.updates > rl.rollout.prompts:

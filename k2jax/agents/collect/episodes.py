@@ -22,13 +22,14 @@ from k2jax.agents.collect.worker import Waits, made_by
 from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import spawned_seed
-from k2jax.agents.registry import environments, toolsets
+from k2jax.agents.registry import add_again
 from k2jax.agents.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Spawner
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.client import ChatEndpoint, Client, Completion, HTTPClient, Sampling
+from k2jax.client import ChatEndpoint, Client, Completion, HTTPClient, PromptTooLongError, Sampling
+from k2jax.errors import UserError
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
@@ -48,6 +49,7 @@ class JudgedEpisodes:
         scorer: asks verifiers; None judges nothing.
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
         media: reads the images of messages; None for a model of text alone.
+        masks_long: whether an episode whose environment shows more than fits the engine is masked, and not a mistake.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class JudgedEpisodes:
         scorer: Scorer | None = None,
         token_cap: int = 0,
         media: MediaReader | None = None,
+        masks_long: bool = False,
     ):
         self._client, self._subagents = client, subagents or client
         self._chat, self._tokenizer, self._environments = chat, tokenizer, environments
         self._seed, self._scorer, self._token_cap, self._media = seed, scorer, token_cap, media
+        self._masks_long = masks_long
 
     async def run(
         self,
@@ -80,20 +84,22 @@ class JudgedEpisodes:
         client = _TimedClient(self._subagents if spawner.path else self._client)
         environment, clock = self._environments.make(task), _Stopwatch()
         clock.follow(environment)
-        trajectory = await run_episode(
-            task,
-            client,
-            self._chat,
-            self._tokenizer,
-            environment,
-            key=episode,
-            seed=spawned_seed(self._seed, episode, spawner.path),
-            sampling=sampling,
-            token_cap=self._token_cap,
-            trajectory=trajectory,
-            spawner=spawner,
-            media=self._media,
-        )
+        options = {
+            "key": episode,
+            "seed": spawned_seed(self._seed, episode, spawner.path),
+            "sampling": sampling,
+            "token_cap": self._token_cap,
+            "trajectory": trajectory,
+            "spawner": spawner,
+            "media": self._media,
+        }
+        try:
+            trajectory = await run_episode(task, client, self._chat, self._tokenizer, environment, **options)
+        except PromptTooLongError as error:  # by what the environment has added to the instruction
+            if not self._masks_long:
+                raise UserError(f"the task {task.id!r} of class {written.kind!r} cannot begin: {error}") from error
+            masked = {"status": "masked", "error": f"PromptTooLongError: {error}"}
+            return Trajectory(task.id, task.domain, episode.place, purpose=episode.purpose, **masked), Waits()
         began = time.monotonic()
         judged = bool(spawner.path) or written.choices is None or written.choices.judged
         if self._scorer is not None and judged and task.verifier and trajectory.status in ("finished", "truncated"):
@@ -120,7 +126,8 @@ class EpisodeRunner:
         judge: of verifiers that ask a model: ``url``, ``model`` and the options of ``ChatEndpoint``; None is no model.
         media: the ``maker`` of what reads the images of messages, as ``module:attribute``, and its options; None for a
             model of text alone.
-        added: paths of environments and toolsets that no package declares, by the registry's noun and their names.
+        masks_long: see ``JudgedEpisodes``.
+        added: what no package declares; see ``added_here``.
     """
 
     def __init__(
@@ -139,17 +146,18 @@ class EpisodeRunner:
         scoring: Mapping[str, Any] | None = None,
         judge: Mapping[str, Any] | None = None,
         media: Mapping[str, Any] | None = None,
+        masks_long: bool = False,
         added: Sequence[tuple[str, str, str]] = (),
     ):
-        for noun, name, path in added:
-            {"environment": environments, "toolset": toolsets}[noun].add(name, path)
+        add_again(added)
         self._tokenizer = load_tokenizer(tokenizer)
         self._chat = configured_chat(self._tokenizer, chat)
         self._sampling = {kind: Sampling(**fields) for kind, fields in (sampling or {}).items()}
         self._engines, self._url, self._model = engines, url, model
         self._images, self._judge = images, judge
         self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
-        self._options = {"seed": seed, "token_cap": token_cap, "media": None if media is None else made_by(**media)}
+        reader = None if media is None else made_by(**media)
+        self._options = {"seed": seed, "token_cap": token_cap, "media": reader, "masks_long": masks_long}
         self._environments = EnvironmentMaker(sandbox, images=images, repositories=None)
 
     async def __aenter__(self) -> EpisodeRunner:

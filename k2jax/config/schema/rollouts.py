@@ -18,6 +18,7 @@ from k2jax.config.ranges import (
 
 LongPrompts = Literal["refuse", "skip"]
 RoutingKind = Literal["own", "record", "replay"]
+SamplerKind = Literal["lockstep", "workers"]
 SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
 """All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
 
@@ -73,8 +74,12 @@ class RolloutConfig:
 
     prompts: PositiveInt = 64  #: prompts of an iteration
     samples: IntFromTwo = 8  #: responses to each prompt (K)
+    sampler: SamplerKind = "lockstep"  #: lockstep repeats bit for bit; workers waits for no slow tool
+    workers: NonNegativeInt = 0  #: processes that run episodes, of sampler workers; 0 runs them in the controller
+    ray: str = ""  #: Ray cluster that runs the workers: its address, auto, or local; empty is this machine
+    look_ahead: PositiveInt = 2  #: iterations by which a slow prompt may be overtaken, of sampler workers; 1 is none
     token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
-    concurrency: NonNegativeInt = 0  #: episodes at a time; the next ones begin when these have ended; 0 is all
+    concurrency: NonNegativeInt = 0  #: episodes at a time: in lockstep one batch after another; 0 is an iteration's
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
     long_prompts: LongPrompts = "refuse"  #: a task whose prompt is as long as that ends the run, or is left out
