@@ -93,7 +93,9 @@ class Rollouts:
     def restore(self, drawn: int, open_numbers: Iterable[int]) -> None:
         """Goes on from a checkpoint: open groups that are complete on disk are used, and the others begin anew."""
         self._window.restore(drawn, open_numbers)
-        self._logged = self._log.read()
+        is_needed = lambda number: number in self._window.open or number >= drawn  # noqa: E731
+        logged = self._log.read().items()
+        self._logged = {place: group for place, group in logged if is_needed(self._number(place))}
         for number in sorted(self._window.open):
             self._begin(number)
 
@@ -130,6 +132,9 @@ class Rollouts:
         if running:
             await asyncio.wait(running)
         self._log.close()
+
+    def _number(self, place: Place) -> int:
+        return (place[0] - 1) * self._prompts + place[1]
 
     def _handed_on(self, batch: list[int], overtaken: list[int]) -> Batch:
         groups = [self._groups.pop(number) for number in batch]
