@@ -68,7 +68,7 @@ def saved_by(extra: Mapping[str, Any], name: str, sampler: str) -> Any:
     """
     if name not in extra:
         raise UserError(
-            f"the checkpoint was not saved with config.rl.rollout.sampler {sampler}; set that back, or use a new --workdir "
-            "with --config.init_from of this one"
+            f"the checkpoint was not saved with config.rl.rollout.sampler {sampler}; set that back, or use a new "
+            "--workdir with --config.init_from of this one"
         )
     return extra[name]
