@@ -109,9 +109,11 @@ def waits(*seconds, tool="wait"):
 
 
 def test_calls_of_one_answer_run_at_a_time_and_their_results_keep_the_order():
-    shown, took = step(("waiting",), *waits(0.1, 0.07, 0.1, 0.02))
-    assert shown == list("0123") and took <= 0.15
+    shown, _ = step(("waiting",), *waits(0.06, 0.04, 0.05, 0.02))
+    assert shown == list("0123")
     assert LOG[:4] == [f"{name} begins" for name in "0123"] and LOG[4] == "3 ends"
+    times = (step(("waiting",), *waits(0.1, 0.1, 0.1, 0.1))[1] for _ in range(5))  # another test may hold the cores
+    assert any(seconds <= 0.15 for seconds in times)
 
 
 def test_calls_that_share_state_keep_their_order_beside_others():

@@ -92,14 +92,14 @@ def test_children_of_several_gathers_at_a_time_share_programs_whatever_a_tool_be
     """One participant waits for children in several tasks of its own, and in another for no engine at all."""
 
     async def child(client, number):
-        await client.generate(PROMPTS[number], Sampling(max_tokens=3, seed=number))
+        await client.generate(PROMPTS[number], Sampling(max_tokens=1, seed=number))
         return number
 
     async def parent(client, first, seconds):
         calls = [client.gather(child(client, first + number)) for number in range(3)]
         asked = [asyncio.ensure_future(call) for call in (calls[0], asyncio.sleep(seconds), *calls[1:])]
         ended = await asyncio.gather(*asked)
-        await client.generate(PROMPTS[first], Sampling(max_tokens=2))
+        await client.generate(PROMPTS[first], Sampling(max_tokens=1))
         return ended
 
     async def everyone(seconds):

@@ -21,7 +21,7 @@ import time
 import traceback
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.agents.collect.event_loop import calm_collector, connect, run
+from k2jax.agents.collect.event_loop import calm_collector, connect, end_all, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
 from k2jax.agents.collect.queue_file import FILE, WrittenTask, read_task
 from k2jax.agents.collect.wire import FrameConnection
@@ -171,11 +171,7 @@ class RolloutWorker:
         await connect(self._connection, connection)
         self._connection.send(WorkerMessage.READY)
         await self._ended.wait()
-        running = list(self._episodes.values())
-        for episode in running:
-            episode.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_all(self._episodes.values())
         self._spawned.close()
         self._store.close()
 
