@@ -7,6 +7,7 @@ continue, so that a run that is killed and resumed samples the same tokens.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import contextlib
 import functools
 import time
 from typing import Any
@@ -160,6 +161,10 @@ class LockstepSampler:
         """See ``Sampler``."""
         with offloaded(self._run):
             return self._event_loop.run(coroutine)
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """See ``Sampler``; this one has no trace."""
+        return contextlib.nullcontext()
 
     def store(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """See ``Sampler``; the first process writes."""

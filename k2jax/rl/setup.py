@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from k2jax.agents.scorer import Scorer
 from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.inference import LockstepClient
+from k2jax.inference import ContinuousClient, LockstepClient
+from k2jax.inference.engine import Engine
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
@@ -34,7 +35,10 @@ from k2jax.train.workdir import lock_workdir
 
 @contextlib.contextmanager
 def open_rl(
-    config: Config, workdir: str | Path, command: str | None = None
+    config: Config,
+    workdir: str | Path,
+    command: str | None = None,
+    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient,
 ) -> Iterator[tuple[Run, Sampler, Policy, Trainer, Methods]]:
     """Opens a run at its newest checkpoint, and writes its report when it ends.
 
@@ -42,6 +46,7 @@ def open_rl(
         config: the experiment.
         workdir: the run's folder; see the package's documentation for what it holds.
         command: the command line that started it, for the report.
+        make_client: of the sampler ``workers``, what makes its client over the engine; measurements simulate one.
 
     Raises:
         UserError: for a mistake in the config, the tasks or the workdir.
@@ -72,7 +77,7 @@ def open_rl(
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
             media = open_images(config.model, config.data.images, tokenizer)
-            sampler = open_sampler(parts, policy, scorer, media, methods)
+            sampler = open_sampler(parts, policy, scorer, media, methods, make_client)
             if run.extra:
                 sampler.restore(run.extra)
                 methods.restore(run.extra)
@@ -83,10 +88,17 @@ def open_rl(
             write_results(run, run.status, command)
 
 
-def open_sampler(parts: Parts, policy: Policy, scorer: Scorer, media: MediaReader | None, methods: Methods) -> Sampler:
+def open_sampler(
+    parts: Parts,
+    policy: Policy,
+    scorer: Scorer,
+    media: MediaReader | None,
+    methods: Methods,
+    make_client: Callable[[Engine], ContinuousClient],
+) -> Sampler:
     """The sampler that the config names; ``parts.opened`` closes it."""
     if parts.config.rl.rollout.sampler == "workers":
-        return open_workers(parts, policy.engine, scorer, media, methods)
+        return open_workers(parts, policy.engine, scorer, media, methods, make_client)
     shared = parts.chat, parts.tokenizer, scorer
     episodes = Episodes(parts.config, LockstepClient(policy.engine), *shared, media=media)
     prompts = LockstepPrompts(episodes, parts.mixture, methods)

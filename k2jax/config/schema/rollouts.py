@@ -78,6 +78,7 @@ class RolloutConfig:
     workers: NonNegativeInt = 0  #: processes that run episodes, of sampler workers; 0 runs them in the controller
     ray: str = ""  #: Ray cluster that runs the workers: its address, auto, or local; empty is this machine
     look_ahead: PositiveInt = 2  #: iterations by which a slow prompt may be overtaken, of sampler workers; 1 is none
+    trace: NonNegativeInt = 0  #: iteration whose trace is written to trace-STEP.json, of sampler workers; 0 is none
     token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
     concurrency: NonNegativeInt = 0  #: episodes at a time: in lockstep one batch after another; 0 is an iteration's
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices

@@ -15,6 +15,7 @@ from k2jax import processes
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.episodes import JudgedEpisodes
+from k2jax.agents.collect.event_loop import LagProbe
 from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.agents.collect.pool import LeasedPool
 from k2jax.agents.collect.wire_messages import EngineLoad
@@ -30,6 +31,7 @@ from k2jax.inference.media import placed_chunk
 from k2jax.rl.methods.base import Methods, Parts
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
+from k2jax.rl.workers.tracing import IterationTrace
 from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.worker_episodes import LocalPool, Pool, WorkerEpisodes
 from k2jax.rl.workers.worker_sampler import WorkerSampler
@@ -50,7 +52,7 @@ def check_workers(config: Config) -> None:
     """
     rollout = config.rl.rollout
     if rollout.sampler != "workers":
-        unread = [name for name in ("workers", "ray") if getattr(rollout, name)]
+        unread = [name for name in ("workers", "ray", "trace") if getattr(rollout, name)]
         if unread:
             raise UserError(
                 f"config.rl.rollout.{unread[0]} is of the sampler workers; set config.rl.rollout.sampler to it"
@@ -71,15 +73,20 @@ def check_workers(config: Config) -> None:
 
 
 def open_workers(
-    parts: Parts, engine: Engine, scorer: Scorer, media: MediaReader | None, methods: Methods
+    parts: Parts,
+    engine: Engine,
+    scorer: Scorer,
+    media: MediaReader | None,
+    methods: Methods,
+    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient,
 ) -> WorkerSampler:
-    """Opens the sampler; ``parts.opened`` closes it before the event loop ends.
+    """Opens the sampler; ``parts.opened`` closes it before the event loop ends. ``make_client``: see ``open_rl``.
 
     Raises:
         UserError: workers do not start.
     """
     config, rollout = parts.config, parts.config.rl.rollout
-    client = ContinuousClient(engine)
+    client = make_client(engine)
     parts.opened.callback(client.stop)
     log = GroupLog(parts.workdir, rollout.samples)
     window = DrawWindow(
@@ -87,7 +94,10 @@ def open_workers(
     )
     failures: list[Callable[[BaseException], None]] = []  # the pool is opened before what it tells
     pool = _open_pool(parts, client, scorer, media, lambda error: [fail(error) for fail in failures])
-    episodes = WorkerEpisodes(pool, config, client, parts.chat, parts.tokenizer, scorer, media=media)
+    trace, probe = IterationTrace(rollout.trace, parts.workdir, client), LagProbe()
+    parts.event_loop.run(probe.__aenter__())
+    parts.opened.callback(lambda: parts.event_loop.run(probe.__aexit__()))
+    episodes = WorkerEpisodes(pool, trace, config, client, parts.chat, parts.tokenizer, scorer, media=media)
     admission = _Admitted(config, client)
     rollouts = Rollouts(episodes, parts.mixture, window, log, admission.limit, client.check)
     admission.follow(lambda: rollouts.running)
@@ -97,6 +107,8 @@ def open_workers(
         engine,
         client,
         parts.event_loop,
+        probe=probe,
+        trace=trace,
         rollouts=rollouts,
         window=window,
         log=log,
