@@ -26,6 +26,9 @@ def check_combinations(config: Config) -> None:
     Raises:
         UserError: in one line that names the keys.
     """
+    for key, entries in (("data.sources", config.data.sources), ("rl.tasks", config.rl.tasks)):
+        if not entries:
+            raise UserError(f"config.{key} is empty: name at least one")
     _check_layers(config.model)
     _check_micro_batches(config)
     _check_attention(config)

@@ -22,7 +22,9 @@ from k2jax.rl.lockstep import LockstepPrompts, LockstepSampler
 from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
 from k2jax.rl.policy import Policy
 from k2jax.rl.report import write_results
+from k2jax.rl.roles import check_roles, open_roles, roles_in_lockstep
 from k2jax.rl.sampler import Sampler
+from k2jax.rl.sync.weight_sync import rollout_dtype, rollout_mesh
 from k2jax.rl.updates import Trainer
 from k2jax.train.program import Program
 from k2jax.train.run import Run, say
@@ -64,12 +66,16 @@ def open_rl(
             identity=identity,
         )
         methods = open_methods(parts)
+        frozen = open_roles(config, tokenizer, rollout_mesh(program, config.rl.rollout), rollout_dtype(program))
+        identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
-            media = open_images(config.model, config.data.images, tokenizer)
-            episodes = Episodes(config, LockstepClient(policy.engine), chat, tokenizer, scorer, media=media)
+            media, client = open_images(config.model, config.data.images, tokenizer), LockstepClient(policy.engine)
+            roles = roles_in_lockstep(client, chat, tokenizer, frozen)
+            episodes = Episodes(config, client, chat, tokenizer, scorer, media=media, roles=roles)
             prompts = LockstepPrompts(episodes, mixture, methods)
-            sampler = LockstepSampler(run, policy.engine, event_loop, prompts)
+            engines = [model.engine for model in frozen.values()]
+            sampler = LockstepSampler(run, policy.engine, event_loop, prompts, engines)
             if run.extra:
                 sampler.restore(run.extra)
                 methods.restore(run.extra)
@@ -121,6 +127,7 @@ def check_config(config: Config) -> None:
     for name, task in rl.tasks.items():
         if not (task.is_verified or task.is_judged):
             raise UserError(f"config.rl.tasks.{name} rewards nothing; set its verifier_weight or judge_weight")
+    check_roles(config)
     for method in METHODS:
         method.check(config)
     if rl.updates > rl.rollout.prompts:

@@ -63,9 +63,10 @@ class ToolEnvironment(Environment):
         made = [toolsets.make(text) for text in task.tools]
         self._task, self._sandbox = task, await self._open_sandbox(task, made)
         await self.prepare(task, self._sandbox)
+        workplace = Workplace(task, seed, self._sandbox, self.services.spawn, self.services.client_of)
         for toolset in made:
             self._toolsets.append(toolset)  # closed even if it opens halfway
-            await toolset.open(Workplace(task, seed, self._sandbox, self.services.spawn))
+            await toolset.open(workplace)
         self._toolbox = Toolbox(made)
         self._turns, self._steps = [str(turn) for turn in task.metadata.get(USER_TURNS, ())], 0
         return Observation(task.instruction)
