@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any, NamedTuple
 
+from k2jax.agents.messages import read_message
 from k2jax.client import Client, Sampling
 from k2jax.errors import UserError, nearest
-from k2jax.text.chat import ChatFormat
+from k2jax.text.chat import ChatBuilder, ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory.steps import POLICY
 
@@ -27,6 +29,32 @@ class RoleClient(NamedTuple):
     chat: ChatFormat
     tokenizer: Tokenizer
     sampling: Sampling | None = None
+
+    async def answer(self, messages: Sequence[Mapping[str, Any]], seed: int, thinking: bool = True) -> dict[str, Any]:
+        """The role's next message in a conversation, with the random numbers of a seed.
+
+        Args:
+            messages: the conversation so far, in OpenAI's format; a simulated user's own words are the assistant's.
+            seed: of this message.
+            thinking: whether it begins with reasoning, of models that reason.
+
+        Returns:
+            An assistant's message.
+
+        Raises:
+            PromptTooLongError: the conversation is as long as the longest sequence.
+            ValueError: it is the policy, which has no sampling of its own.
+        """
+        if self.sampling is None:
+            raise ValueError("the policy's messages are sampled as its classes of tasks say; ask a role, or its client")
+        builder = ChatBuilder(self.chat)
+        for message in messages:
+            builder.add(message)
+        builder.open_assistant(thinking)
+        stops = (self.chat.end, *self.sampling.stop_tokens)
+        asked = dataclasses.replace(self.sampling, seed=seed, stop_tokens=stops)
+        completion = await self.client.generate(builder.tokens, asked)
+        return read_message(self.tokenizer, self.chat, completion.tokens.tolist(), thinking)
 
 
 class Roles:

@@ -15,11 +15,11 @@ from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
+from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.inputs import open_images, open_scorer
-from k2jax.rl.roles import check_roles, open_roles, roles_in_lockstep
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
@@ -119,7 +119,6 @@ def evaluate_params(
         params: parameter tree of ``model_specs(model)``, and of a tower where the model has one; it is copied.
         tokenizer: its vocabulary.
     """
-    check_roles(config)
     client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
     roles = roles_in_lockstep(client, chat, tokenizer, open_roles(config, tokenizer, mesh=None))
     mixture = TaskMixture(config.rl.tasks, config.train.seed)

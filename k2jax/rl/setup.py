@@ -12,6 +12,7 @@ from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
+from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
@@ -22,7 +23,6 @@ from k2jax.rl.lockstep import LockstepPrompts, LockstepSampler
 from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
 from k2jax.rl.policy import Policy
 from k2jax.rl.report import write_results
-from k2jax.rl.roles import check_roles, open_roles, roles_in_lockstep
 from k2jax.rl.sampler import Sampler
 from k2jax.rl.sync.weight_sync import rollout_dtype, rollout_mesh
 from k2jax.rl.updates import Trainer
@@ -127,7 +127,6 @@ def check_config(config: Config) -> None:
     for name, task in rl.tasks.items():
         if not (task.is_verified or task.is_judged):
             raise UserError(f"config.rl.tasks.{name} rewards nothing; set its verifier_weight or judge_weight")
-    check_roles(config)
     for method in METHODS:
         method.check(config)
     if rl.updates > rl.rollout.prompts:

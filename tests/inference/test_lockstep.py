@@ -117,9 +117,12 @@ def test_engines_beside_each_other_wait_for_everybody_and_have_the_programs_that
 
     async def at_once(sampling):
         first = LockstepClient(engine())
-        second = LockstepClient(engine(seed=1), beside=first)
+        second = LockstepClient(engine(seed=1, version=1), beside=first)
         asked = [client.generate(prompt, sampling) for client in (first, second) for prompt in PROMPTS[:4]]
-        return [each.logprobs.tobytes() for each in await first.gather(*asked)]
+        answers, seen = await first.gather(*asked), []
+        await second.call_each(lambda each: seen.append(each.version))
+        assert seen == [0, 1], "every engine is called, in the order of their clients"
+        return [each.logprobs.tobytes() for each in answers]
 
     sampling = Sampling(max_tokens=6, temperature=0.8)
     beside, alone = (

@@ -1,7 +1,6 @@
 """Roles beside the policy: other weights in the same iteration, with bits of their own, and never trained on."""
 
 import asyncio
-import dataclasses
 import random
 import shutil
 
@@ -10,6 +9,7 @@ import pytest
 
 from k2jax.agents.environment import Observation
 from k2jax.agents.environments.single_turn import SingleTurn
+from k2jax.agents.messages import read_message
 from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.registry import environments
 from k2jax.agents.task import Task
@@ -17,13 +17,12 @@ from k2jax.config import resolve, role
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.inference.loading import load_engine
+from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.groups import PromptGroup, reward_terms, training_samples
 from k2jax.rl.loop import train
-from k2jax.rl.roles import open_roles, roles_in_lockstep
 from k2jax.rl.setup import check_config
 from k2jax.text import byte_tokenizer
-from k2jax.text.chat import ChatBuilder
 from k2jax.trajectory import Reward
 from k2jax.trajectory.steps import ROLE, SPAWNED
 from k2jax.trajectory.store import TrajectoryStore
@@ -51,11 +50,7 @@ class Consulting(SingleTurn):
         await asyncio.sleep(0.003 * random.random())
         if task.id.startswith("a"):
             user = self.services.client_of("helper")
-            heard = ChatBuilder(user.chat)
-            heard.add({"role": "user", "content": task.id * LONG})
-            heard.open_assistant()
-            said = await user.client.generate(heard.tokens, dataclasses.replace(user.sampling, seed=seed))
-            words = user.tokenizer.decode(said.tokens.tolist())
+            words = (await user.answer([{"role": "user", "content": task.id * LONG}], seed))["content"]
         else:
             parts = [self._part(asked(f"{task.id}{name}", "single_turn")) for name in "xy"]
             words = " ".join([each.answer for each in await asyncio.gather(*parts)])
@@ -138,7 +133,8 @@ def test_a_role_answers_in_the_iteration_with_the_bits_of_its_own_engine_alone(r
     assert [each.tokens for each in other] != [each.tokens for each in helper]
     assert {(each.sampling.max_tokens, each.sampling.temperature) for each in helper} == {(5, 0.8)}
     for number, one in enumerate(groups[0].trajectories):
-        assert BYTES.decode(list(helper[number].tokens)) in one.nodes[0].message["content"]
+        said = read_message(BYTES, COMPACT, helper[number].tokens)["content"]
+        assert one.nodes[0].message["content"] == f"ab {said}" and said
 
 
 def test_the_same_iteration_has_the_same_bits_whatever_takes_its_time(ran, folders):

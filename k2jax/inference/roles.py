@@ -16,13 +16,12 @@ from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.convert.loading import tokenizer_of
 from k2jax.errors import UserError
-from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.checksum import digest
+from k2jax.inference.engine import Engine
 from k2jax.inference.loading import load_engine
+from k2jax.inference.lockstep import LockstepClient
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.train.run import say
-from k2jax.trajectory.steps import POLICY
 
 
 class FrozenModel(NamedTuple):
@@ -39,25 +38,6 @@ class FrozenModel(NamedTuple):
     def checksum(self) -> str:
         """Of its weights."""
         return digest({name: next(iter(sums)) for name, sums in self.engine.weights.checksums().items()})
-
-
-def check_roles(config: Config) -> None:
-    """Rejects roles that cannot answer, before anything is opened.
-
-    Raises:
-        UserError: in one line that names the key.
-    """
-    longest = config.rl.rollout.max_length
-    for name, role in config.rl.roles.items():
-        if name == POLICY:
-            raise UserError(f"config.rl.roles.{POLICY}: {POLICY!r} is the model that is trained; choose another name")
-        if not role.checkpoint:
-            raise UserError(f"config.rl.roles.{name}.checkpoint is empty; name the checkpoint that answers as {name}")
-        if role.max_tokens >= longest:
-            raise UserError(
-                f"config.rl.roles.{name}.max_tokens {role.max_tokens} leaves no room for a prompt in "
-                f"config.rl.rollout.max_length {longest}"
-            )
 
 
 def open_roles(config: Config, tokenizer: Tokenizer, mesh: Mesh | None, dtype: Any = None) -> dict[str, FrozenModel]:
@@ -86,7 +66,6 @@ def open_roles(config: Config, tokenizer: Tokenizer, mesh: Mesh | None, dtype: A
         engine = load_engine(role.checkpoint, dtype, mesh, slots=role.slots, max_length=config.rl.rollout.max_length)
         tail = {"temperature": role.temperature, "top_p": role.top_p, "top_k": role.top_k}
         opened[name] = FrozenModel(engine, Sampling(max_tokens=role.max_tokens, **tail))
-        say(f"role {name} from {role.checkpoint}")
     return opened
 
 
