@@ -147,12 +147,12 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with offloaded(self._run), contextlib.ExitStack() as opened:
+        with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
             for client in self._clients:
-                opened.enter_context(client.generating())
+                generating.enter_context(client.generating())
             with self._trace.phase("generate"):
                 result = self._event_loop.run(coroutine)
-            opened.enter_context(self._trace.phase("hold"))
+            phases.enter_context(self._trace.phase("hold"))
         return result
 
     async def _collected(self, step: int) -> Batch:
