@@ -109,5 +109,5 @@ def test_a_role_answers_in_sub_episodes_and_as_a_user_and_its_tokens_are_not_tra
     store = TrajectoryStore(tmp_path / "run/trajectories")
     trained = [trajectory for step in store.steps() for trajectory in store.read(step)]
     assert len(trained) == 8 and not any(ROLE in trajectory.metadata for trajectory in trained)
-    spawned = [link for trajectory in trained for link in trajectory.metadata.get(SPAWNED, ())]
+    spawned = [link for trajectory in trained for link in trajectory.metadata.get(SPAWNED, {}).values()]
     assert spawned and {link[ROLE] for link in spawned} == {"helper"}
