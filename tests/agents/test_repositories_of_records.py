@@ -97,7 +97,7 @@ async def test_the_event_loop_goes_on_while_pytest_is_packed_which_happens_once(
 
     repository._packed_pytest.cache_clear()
     monkeypatch.setattr(repository.metadata, "files", slow)
-    packing = asyncio.ensure_future(asyncio.gather(*[asyncio.to_thread(repository.packed_pytest) for _ in range(2)]))
+    packing = asyncio.gather(*(asyncio.to_thread(repository.packed_pytest) for _ in range(2)))
     turns = 0
     while not packing.done():
         await asyncio.sleep(0.01)
