@@ -5,8 +5,9 @@ and tests/rl/workers/test_window.py checks them:
 
 - a number is drawn once and handed on at most once, and only when it is complete;
 - a batch is the oldest of the complete ones, in the order of the draw;
-- no number is drawn that is ``look_ahead`` or more above the oldest open one: groups that end first are short ones, and
-  a prompt whose episodes are long cannot be overtaken for ever.
+- no number is drawn that is ``look_ahead`` or more above the oldest one that is not complete, nor while as many are
+  open: groups that end first are short ones, and a prompt whose episodes are long cannot be overtaken for ever;
+- where all open numbers are complete and are no batch yet, the next one can be drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class DrawWindow:
 
     def draw(self) -> int | None:
         """Draws the next number; None where it would be too far ahead, or the run needs no more."""
-        if self.drawn >= min(self.oldest + self._look_ahead, self._total):
+        slowest = min(self.open - self.complete, default=self.drawn)
+        if self.drawn >= min(slowest + self._look_ahead, self._total) or len(self.open) >= self._look_ahead:
             return None
         number, self.drawn = self.drawn, self.drawn + 1
         self.open.add(number)
