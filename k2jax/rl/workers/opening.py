@@ -15,7 +15,7 @@ from k2jax import processes
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.episodes import JudgedEpisodes
-from k2jax.agents.collect.event_loop import LagProbe
+from k2jax.agents.collect.event_loop import LagProbe, calm_collector
 from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.agents.collect.pool import LeasedPool
 from k2jax.agents.collect.wire_messages import EngineLoad
@@ -116,6 +116,7 @@ def open_workers(
         episodes=episodes,
     )
     parts.opened.callback(lambda: parts.event_loop.run(sampler.close()))
+    calm_collector()  # thousands of live episodes are not looked at again and again
     return sampler
 
 
