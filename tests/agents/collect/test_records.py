@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 
-from k2jax.agents.collect import wire_messages as engine
 from k2jax.agents.collect import event_loop
+from k2jax.agents.collect import wire_messages as engine
 from k2jax.agents.collect.event_loop import LagProbe, end_all
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import LeaseOrder, LeaseReport, RecordPlace, StartedEnd, StartOrder
