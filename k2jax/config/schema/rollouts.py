@@ -7,6 +7,7 @@ from typing import Literal
 
 from k2jax.config.ranges import (
     IntFromTwo,
+    NonNegativeFloat,
     NonNegativeInt,
     Percentile,
     PositiveFloat,
@@ -69,6 +70,18 @@ class TaskConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RoleConfig:
+    """A frozen checkpoint with an engine of its own, which episodes ask by its name: a sub-agent, a user, a judge."""
+
+    checkpoint: str = ""  #: a checkpoint argument, whose tokenizer is the run's
+    max_tokens: PositiveInt = 256  #: most tokens of a message [tokens]
+    temperature: NonNegativeFloat = 1.0  #: sampling temperature; 0 takes the most likely tokens
+    top_p: PositiveShare = 1.0  #: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all
+    top_k: NonNegativeInt = 0  #: keeps this many of the most likely tokens; 0 keeps all
+    slots: PositiveInt = 16  #: sequences that run at a time, over all devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """Generation of the responses of one iteration, on the devices of the training."""
 
@@ -117,7 +130,8 @@ class ToggleConfig:
 class CriticConfig:
     """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
 
-    judge: Literal["policy", "endpoint"] = "policy"  #: who compares two answers: the policy itself, or a server
+    judge: Literal["policy", "role", "endpoint"] = "policy"  #: who compares: the policy, one of rl.roles, or a server
+    role: str = ""  #: of rl.roles, that compares where judge is role; its sampling is not read
     format: Literal["chat", "compact"] = "chat"  #: of questions to the judge; compact is for models of characters
     rubrics: tuple[str, ...] = ()  #: YAML files of rubrics; empty is the packaged core and prescriptive ones
     max_tokens: PositiveInt = 256  #: most tokens of a verdict; one that is cut is no verdict [tokens]

@@ -46,7 +46,8 @@ class LocalPool:
         """See ``Pool``."""
         task, key = episode.written.task, episode.key
         try:
-            spawner = Spawner(self._sub_episodes(episode), episode.written.kind)
+            names = self._episodes.roles.names
+            spawner = Spawner(self._sub_episodes(episode), episode.written.kind, roles=names)
             return await self._run(episode, episode.written, spawner)
         except InfrastructureError as error:
             masked = {"status": "masked", "error": f"{type(error).__name__}: {error}"}
@@ -54,7 +55,7 @@ class LocalPool:
 
     def _sub_episodes(self, episode: OrderedEpisode) -> Run:
         async def run(spawned: SubEpisode) -> Trajectory:
-            written = WrittenTask(spawned.kind, spawned.task, spawned.path, episode.written.choices)
+            written = WrittenTask(spawned.kind, spawned.task, spawned.path, episode.written.choices, spawned.role)
             trajectory, _ = await self._run(episode, written, spawned.spawner)
             return trajectory
 

@@ -39,8 +39,8 @@ class WorkerSampler:
 
     Args:
         run: the run.
-        engine: of the policy.
-        client: over the engine.
+        engines: of the policy, and of roles.
+        clients: over these engines.
         event_loop: on which the episodes run.
         probe: of the event loop.
         trace: of one iteration.
@@ -54,8 +54,8 @@ class WorkerSampler:
     def __init__(
         self,
         run: Run,
-        engine: Engine,
-        client: ContinuousClient,
+        engines: Sequence[Engine],
+        clients: Sequence[ContinuousClient],
         event_loop: EventLoop,
         *,
         probe: LagProbe,
@@ -66,7 +66,8 @@ class WorkerSampler:
         methods: Methods,
         episodes: WorkerEpisodes,
     ):
-        self._run, self._config, self._engine, self._client = run, run.config, engine, client
+        self._run, self._config, self._engines = run, run.config, engines
+        self._clients, self._client = clients, clients[0]
         self._event_loop, self._rollouts, self._window = event_loop, rollouts, window
         self._probe, self._trace = probe, trace
         self._methods, self.episodes = methods, episodes
@@ -94,7 +95,8 @@ class WorkerSampler:
         groups = list(self.groups(step))
         seconds, after = time.perf_counter() - began, self._client.stats()
         if self._config.rl.rollout.offload_state:
-            self._engine.release()
+            for number, engine in enumerate(self._engines):
+                engine.release(weights=number == 0)  # those of roles never change
         sampled = after.tokens_generated - before.tokens_generated
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
@@ -145,7 +147,9 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with offloaded(self._run), contextlib.ExitStack() as phases, self._client.generating():
+        with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
+            for client in self._clients:
+                generating.enter_context(client.generating())
             with self._trace.phase("generate"):
                 result = self._event_loop.run(coroutine)
             phases.enter_context(self._trace.phase("hold"))
