@@ -24,19 +24,19 @@ import time
 from k2jax import runtime
 from k2jax.agents.collect.event_loop import Lag, LagProbe
 from k2jax.agents.collect.simulated import Simulation
+from k2jax.bench.rl_loop import iterate
 from k2jax.bench.rollout import LIMIT, own_memory
 from k2jax.bench.simulated_client import SimulatedContinuous
 from k2jax.bench.slow_turns import register, slow_config
 from k2jax.bench.timing import Row, cost_row
 from k2jax.config import Config
 from k2jax.inference.engine import Engine
-from k2jax.rl.loop import iterate
 from k2jax.rl.setup import open_rl
 from k2jax.text.tokenizer import byte_tokenizer
 
-EPISODES, ITERATIONS, PROMPTS, SAMPLES = 10_000, 12, 25, 8
+EPISODES, ITERATIONS, PROMPTS, SAMPLES = 10_000, 10, 25, 8
 """Live episodes, iterations, prompts of one, and responses to each."""
-ANSWER = 40.0
+ANSWER = 20.0
 """Mean time of an answer of the engine: an episode has four or so [s]."""
 
 

@@ -82,15 +82,14 @@ def open_workers(
     media: MediaReader | None,
     methods: Methods,
     frozen: Mapping[str, FrozenModel],
-    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient,
 ) -> WorkerSampler:
-    """Opens the sampler; ``parts.opened`` closes it before the event loop ends. ``make_client``: see ``open_rl``.
+    """Opens the sampler; ``parts.opened`` closes it before the event loop ends.
 
     Raises:
         UserError: workers do not start.
     """
     config, rollout = parts.config, parts.config.rl.rollout
-    client = make_client(engine)
+    client = parts.make_client(engine)
     clients = {POLICY: client, **{name: ContinuousClient(model.engine) for name, model in frozen.items()}}
     for each in clients.values():
         parts.opened.callback(each.stop)
