@@ -20,10 +20,10 @@ from typing import Any
 from k2jax.agents.environment import Services
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.task import Task
+from k2jax.bench.rl_loop import iterate
 from k2jax.bench.slow_turns import TOOLS, Times, answer_briefly, register, slow_config
 from k2jax.bench.timing import Row, cost_row, rate_row
 from k2jax.config import Config
-from k2jax.rl.loop import iterate
 from k2jax.rl.setup import open_rl
 from k2jax.rl.workers.tracing import EPISODES
 

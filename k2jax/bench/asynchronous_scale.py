@@ -8,38 +8,45 @@ from the first iteration to the last checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 from pathlib import Path
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 
+from k2jax import runtime
 from k2jax.agents.collect.event_loop import Lag, LagProbe
 from k2jax.agents.collect.simulated import Simulation
+from k2jax.bench.rl_loop import iterate
 from k2jax.bench.rollout import LIMIT, own_memory
 from k2jax.bench.simulated_client import SimulatedContinuous
 from k2jax.bench.slow_turns import register, slow_config
 from k2jax.bench.timing import Row, cost_row
 from k2jax.config import Config
-from k2jax.rl.loop import iterate
+from k2jax.inference.engine import Engine
 from k2jax.rl.setup import open_rl
 from k2jax.text.tokenizer import byte_tokenizer
 
-EPISODES, ITERATIONS, PROMPTS, SAMPLES = 10_000, 12, 25, 8
+EPISODES, ITERATIONS, PROMPTS, SAMPLES = 10_000, 10, 25, 8
 """Live episodes, iterations, prompts of one, and responses to each."""
-ANSWER = 40.0
+ANSWER = 20.0
 """Mean time of an answer of the engine: an episode has four or so [s]."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class ScaleRun:
+class TrainingScale:
     """What was measured of a run.
 
     Attributes:
         lag: of the run's event loop.
+        idle: of a process that did nothing meanwhile.
         running: episodes that were under way at most.
         requests: of these, the ones that waited for the engine at most.
         trained: responses that the iterations had.
@@ -48,6 +55,7 @@ class ScaleRun:
     """
 
     lag: Lag
+    idle: Lag
     running: int
     requests: int
     trained: int
@@ -57,6 +65,7 @@ class ScaleRun:
 
 def measure(rounds: int = 10) -> list[Row]:
     """The row of one run; ``rounds`` is not read."""
+    runtime.pause_collection()  # as the command k2jax.rl does until the first step is logged
     result = run_scale()
     name = f"event loop's lag p99, {result.running:,} live episodes around {ITERATIONS} iterations"
     device = f"{os.cpu_count()} processors"
@@ -65,7 +74,7 @@ def measure(rounds: int = 10) -> list[Row]:
 
 def run_scale(
     episodes: int = EPISODES, iterations: int = ITERATIONS, prompts: int = PROMPTS, answer: float = ANSWER
-) -> ScaleRun:
+) -> TrainingScale:
     """Trains with a number of live episodes, and prints what was measured.
 
     Args:
@@ -79,13 +88,15 @@ def run_scale(
     make_client = functools.partial(SimulatedContinuous, tokenizer=byte_tokenizer(), simulation=simulation)
     with tempfile.TemporaryDirectory(prefix="k2jax-scale-") as folder:
         result = _run(config, Path(folder) / "run", make_client, iterations)
-    lag = result.lag
+    lag, idle = result.lag, result.idle
     print(
         f"{iterations} iterations of {prompts * SAMPLES} responses in {result.seconds:.0f} s, compilation included; at "
         f"most {result.running:,} live episodes, {result.requests:,} of them waiting for the engine\n"
         f"event loop late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most "
         f"{lag.maximum * 1e3:.0f} ms; p99 of what its process computed meanwhile {lag.own_p99 * 1e3:.1f} ms; "
         f"longest of {lag.collections} garbage collections {lag.collecting * 1e3:.0f} ms\n"
+        f"a process that did nothing was late by p99 {idle.p99 * 1e3:.1f} ms, at most {idle.maximum * 1e3:.0f} ms; "
+        f"{os.getloadavg()[1]:.1f} programs wanted one of {os.cpu_count()} processors\n"
         f"memory of all processes at most {result.memory / 2**30:.2f} GiB"
     )
     return result
@@ -101,15 +112,18 @@ def _config(episodes: int, iterations: int, prompts: int, answer: float) -> Conf
     )
 
 
-def _run(config: Config, workdir: Path, make_client, iterations: int) -> ScaleRun:
+def _run(
+    config: Config, workdir: Path, make_client: Callable[[Engine], SimulatedContinuous], iterations: int
+) -> TrainingScale:
     probe, running, trained, began = LagProbe(), 0, 0, time.perf_counter()
     made: list[SimulatedContinuous] = []
 
-    def make(engine):
+    def make(engine: Engine) -> SimulatedContinuous:
         made.append(make_client(engine))
         return made[0]
 
-    with _Memory() as memory, open_rl(config, workdir, make_client=make) as opened:
+    idle: list[Lag] = []
+    with _idle_process(idle), _Memory() as memory, open_rl(config, workdir, make_client=make) as opened:
         run, sampler, _, _, methods = opened
         sampler.run(probe.__aenter__())
         methods.begin(run, sampler)
@@ -121,14 +135,24 @@ def _run(config: Config, workdir: Path, make_client, iterations: int) -> ScaleRu
             trained += int(sampler.record()["groups"]) * SAMPLES
         sampler.run(probe.__aexit__())
         seconds = time.perf_counter() - began
-    return ScaleRun(
+    return TrainingScale(
         lag=probe.lag,
+        idle=idle[0],
         running=running,
         requests=made[0].max_running,
         trained=trained,
         seconds=seconds,
         memory=memory.largest,
     )
+
+
+@contextlib.contextmanager
+def _idle_process(lags: list[Lag]) -> Iterator[None]:
+    """Appends the lag of a process that does nothing during a ``with`` block."""
+    argv = [sys.executable, "-m", "k2jax.bench.idle_process"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield
+        lags.append(Lag(**json.loads(process.communicate()[0])))
 
 
 class _Memory:

@@ -19,6 +19,8 @@ from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.inputs import open_chat
 from k2jax.rl.lockstep import LockstepPrompts
 from k2jax.rl.methods import Methods
+from k2jax.rl.policy import Policy
+from k2jax.rl.sampler import Sampler
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.rl.updates import Trainer
 from k2jax.text.chat import ChatBuilder
@@ -65,6 +67,21 @@ class BenchLoop(contextlib.ExitStack):
         builder.add(self._mixture.prompt(number).task.instruction[0])
         builder.open_assistant()
         return tuple(builder.tokens)
+
+
+def iterate(step: int, run: Run, sampler: Sampler, policy: Policy, trainer: Trainer, methods: Methods) -> None:
+    """Does an iteration with what ``open_rl`` has opened, as ``k2jax.rl.loop.train`` does all of them."""
+    policy.check(step - 1)
+    groups = sampler.collect(step)
+    with sampler.phase("train"):
+        for number, packed in methods.prepare(step, trainer.pack(groups)).items():
+            if (rows := methods.before_update(step, number, packed.rows)) is not None:
+                trainer.update(number, rows)
+    with sampler.phase("push"):
+        policy.push(run.state.params, step)
+    run.log(step, sampler.record() | trainer.record() | policy.record() | methods.record(step, groups))
+    run.save_when_due(step, extra=sampler.extra() | methods.extra())
+    sampler.saved(step)
 
 
 def bench_config(model: str, longest: int, prompts: int = PROMPTS) -> Config:

@@ -22,10 +22,12 @@ from k2jax.data.vocabulary import prepare_tokenizer
 from k2jax.rl.policy import Policy
 from k2jax.text.chat import configured_chat
 from k2jax.train.run import Run
+from k2jax.trajectory import Reward
 
 DATASET = "bench_slow_turns"
 ENVIRONMENT = "bench_slow_turns"
 TOOLS = "bench_fixed_time"
+VERIFIER = "bench_even_length"
 COUNT = 4096
 END_NORM = 5.0
 """Norm of the end token's row of the head: an answer of a random model then ends after some tokens."""
@@ -37,7 +39,7 @@ def register() -> None:
     environments.add(ENVIRONMENT, f"{__name__}:SlowTurns")
     toolsets.add(TOOLS, f"{__name__}:FixedTimeTools")
     toolsets.add("simulated", "k2jax.agents.collect.simulated:SimulatedTools")
-    verifiers.add("share_of_ascii", "k2jax.bench.rl_tasks:share_of_ascii")
+    verifiers.add(VERIFIER, f"{__name__}:even_length")
 
 
 class Times:
@@ -73,7 +75,7 @@ class SlowTasks:
         for number in range(COUNT):
             letters = "".join(rng.choices(string.ascii_lowercase, k=8))
             messages = ({"role": "user", "content": letters},)
-            yield Task(f"{self._split}/{number}", "slow", messages, "share_of_ascii", **named)
+            yield Task(f"{self._split}/{number}", "slow", messages, VERIFIER, **named)
 
 
 class SlowTurns(Environment):
@@ -91,6 +93,11 @@ class SlowTurns(Environment):
         drawn = Times.factor * self._seconds * self._drawn.exponential()
         await asyncio.sleep(Times.fixed.pop() if Times.fixed else drawn)
         return Step(Observation(({"role": "user", "content": "b"},)), terminated=not self._left)
+
+
+def even_length(task: Task, answer: str) -> Reward:
+    """Verifier: whether the last answer has an even number of characters, which half of all answers have by chance."""
+    return Reward(float(len(answer) % 2 == 0))
 
 
 class FixedTimeTools(FunctionTools):

@@ -77,13 +77,14 @@ def open_rl(
             event_loop=event_loop,
             opened=opened,
             identity=identity,
+            make_client=make_client,
         )
         methods = open_methods(parts)
         frozen = open_roles(config, tokenizer, rollout_mesh(program, config.rl.rollout), rollout_dtype(program))
         identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
-            sampler = open_sampler(parts, policy, scorer, media, methods, frozen, make_client)
+            sampler = open_sampler(parts, policy, scorer, media, methods, frozen)
             if run.extra:
                 sampler.restore(run.extra)
                 methods.restore(run.extra)
@@ -101,11 +102,10 @@ def open_sampler(
     media: MediaReader | None,
     methods: Methods,
     frozen: Mapping[str, FrozenModel],
-    make_client: Callable[[Engine], ContinuousClient],
 ) -> Sampler:
     """The sampler that the config names; ``parts.opened`` closes it."""
     if parts.config.rl.rollout.sampler == "workers":
-        return open_workers(parts, policy.engine, scorer, media, methods, frozen, make_client)
+        return open_workers(parts, policy.engine, scorer, media, methods, frozen)
     client = LockstepClient(policy.engine)
     roles = roles_in_lockstep(client, parts.chat, parts.tokenizer, frozen)
     episodes = Episodes(parts.config, client, parts.chat, parts.tokenizer, scorer, media=media, roles=roles)

@@ -223,7 +223,8 @@ class ChromeTrace:
         """Writes the trace, which chrome://tracing and ui.perfetto.dev open; ``names`` are of processes."""
         named = {worker: f"worker {worker}" for worker in sorted(self._rows)} | dict(names or {})
         meta = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in named.items()]
-        write_atomic(path, json.dumps({"traceEvents": [*meta, *self._events]}).encode())
+        events = ",\n".join(json.dumps(event) for event in (*meta, *self._events))  # one by one: other threads go on
+        write_atomic(path, f'{{"traceEvents": [{events}]}}'.encode())
 
     def _add(self, event: dict[str, Any]) -> None:
         if len(self._events) < MAX_EVENTS:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from k2jax.agents.collect.lease_table import Ended, Lease
-from k2jax.agents.collect.queue_file import OrderedEpisode
+from k2jax.agents.collect.queue_file import OrderedEpisode, WrittenTask
 from k2jax.agents.collect.scheduling import LeaseScheduler
 from k2jax.agents.collect.wire_messages import Key, LeaseOrder, LeaseReport
 from k2jax.agents.collect.worker import Waits
@@ -35,6 +35,7 @@ class LeasedPool(LeaseScheduler):
         self._on_failure = on_failure
         self._serials = itertools.count()
         self._ordered: dict[Key, tuple[OrderedEpisode, asyncio.Future[Ended]]] = {}
+        self._text: tuple[WrittenTask, str] | None = None  # of the last order: samples of a prompt follow one another
 
     @property
     def needed(self) -> bool:
@@ -68,7 +69,9 @@ class LeasedPool(LeaseScheduler):
     def order(self, lease: Lease) -> LeaseOrder:
         """See ``LeaseScheduler``."""
         episode, _ = self._ordered[lease.task]
-        return LeaseOrder(lease.number, lease.task, -1, text=episode.written.line().decode())
+        if self._text is None or self._text[0] != episode.written:
+            self._text = episode.written, episode.written.line().decode()
+        return LeaseOrder(lease.number, lease.task, -1, text=self._text[1])
 
     def ended(self, ended: Ended) -> None:
         """See ``LeaseScheduler``."""

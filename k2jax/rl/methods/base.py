@@ -6,7 +6,7 @@ The loop, the sampler and the trainer know no algorithm by name. They call the h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -19,6 +19,8 @@ from k2jax.agents.mixture import DrawnTask, TaskMixture
 from k2jax.batch import PackedBatch
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
+from k2jax.inference import ContinuousClient
+from k2jax.inference.engine import Engine
 from k2jax.losses.base import Loss
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
@@ -46,6 +48,7 @@ class Parts:
         opened: closes what a method opens, when the run ends.
         identity: fingerprints of what must not change between starts, by the name that a message gives it; a method
             adds those of what it reads.
+        make_client: what makes the client of the sampler ``workers``, see ``open_rl``.
         run: the run; None until methods are made, and set before the first hook.
     """
 
@@ -58,6 +61,7 @@ class Parts:
     event_loop: EventLoop
     opened: contextlib.ExitStack
     identity: dict[str, str]
+    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient
     run: Run | None = None
 
     def score(self, rows: Sequence[PackedBatch]) -> np.ndarray:

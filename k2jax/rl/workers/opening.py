@@ -15,7 +15,7 @@ from k2jax import processes
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.episodes import JudgedEpisodes
-from k2jax.agents.collect.event_loop import LagProbe
+from k2jax.agents.collect.event_loop import LagProbe, calm_collector
 from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.agents.collect.pool import LeasedPool
 from k2jax.agents.collect.wire_messages import EngineLoad
@@ -82,15 +82,14 @@ def open_workers(
     media: MediaReader | None,
     methods: Methods,
     frozen: Mapping[str, FrozenModel],
-    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient,
 ) -> WorkerSampler:
-    """Opens the sampler; ``parts.opened`` closes it before the event loop ends. ``make_client``: see ``open_rl``.
+    """Opens the sampler; ``parts.opened`` closes it before the event loop ends.
 
     Raises:
         UserError: workers do not start.
     """
     config, rollout = parts.config, parts.config.rl.rollout
-    client = make_client(engine)
+    client = parts.make_client(engine)
     clients = {POLICY: client, **{name: ContinuousClient(model.engine) for name, model in frozen.items()}}
     for each in clients.values():
         parts.opened.callback(each.stop)
@@ -125,6 +124,7 @@ def open_workers(
         episodes=episodes,
     )
     parts.opened.callback(lambda: parts.event_loop.run(sampler.close()))
+    calm_collector()  # thousands of live episodes are not looked at again and again
     return sampler
 
 

@@ -21,6 +21,8 @@ from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
 from k2jax.trajectory import Trajectory
 
+_BEGUN = 32
+"""Episodes that begin in one turn of the event loop."""
 _WATCH = 0.5
 """Time between two looks at the engine [s]."""
 
@@ -127,6 +129,7 @@ class Rollouts:
 
     async def close(self) -> None:
         """Ends all episodes; their environments are closed."""
+        self.begins = False
         await end_all(self._running)
         self._log.close()
 
@@ -141,8 +144,10 @@ class Rollouts:
         return Batch(groups, late, waits, len(overtaken))
 
     def _fill(self) -> None:
-        """Begins episodes while there is room."""
-        while self.begins and len(self._running) < self._limit():
+        """Begins episodes while there is room, some at a time: the event loop has others to serve."""
+        for _ in range(_BEGUN):
+            if not self.begins or len(self._running) >= self._limit():
+                return
             if not self._waiting:
                 number = self._window.draw()
                 if number is None:
@@ -152,6 +157,7 @@ class Rollouts:
             episode = asyncio.ensure_future(self._run(*self._waiting.popleft()))
             self._running.add(episode)
             episode.add_done_callback(self._running.discard)
+        asyncio.get_running_loop().call_soon(self._go_on)
 
     def _begin(self, number: int) -> None:
         """Lets the episodes of a prompt wait for room; a group that an earlier process has completed is complete."""

@@ -10,6 +10,7 @@ from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.rl.setup import check_config
+from k2jax.rl.workers.tracing import EPISODES, PHASES
 from k2jax.trajectory import verify
 from k2jax.trajectory.steps import ROLE, SPAWNED
 from k2jax.trajectory.store import TrajectoryStore
@@ -21,6 +22,7 @@ OPTIONS = {
     "rl.rollout.sampler": "workers",
     "rl.rollout.prompts": 2,
     "rl.rollout.samples": 2,
+    "rl.rollout.trace": 1,
     "rl.tasks.low.options": ("letters=2", "turns=2"),
     "rl.tasks.low.max_tokens": 8,
     "rl.updates": 1,
@@ -63,6 +65,17 @@ def test_its_metrics_say_what_it_waited_for_and_how_far_it_is_behind(workdir):
     assert [record["step"] for record in read_metrics(workdir) if "eval/greedy" in record] == [0, 1, 2]
 
 
+def test_the_trace_of_an_iteration_has_its_phases_and_its_episodes(workdir):
+    events = json.loads((workdir / "trace-1.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    phases = [event["name"] for event in spans if event["pid"] == PHASES]
+    assert phases[:4] == ["generate", "hold", "train", "push"]
+    episodes = [event["args"] for event in spans if event["pid"] == EPISODES]
+    trained = {tuple(each["key"]) for each in episodes if each["purpose"] == "train" and each["status"] != "under way"}
+    assert trained and all(each["engine"] > 0 for each in episodes if each["status"] != "under way")
+    assert all(record["lag_p99"] >= 0 for record in read_metrics(workdir) if "reward" in record)
+
+
 def test_a_checkpoint_has_the_window_and_groups_that_it_has_counted_are_deleted(workdir):
     from k2jax.rl.workers.group_log import FOLDER, GroupLog
 
@@ -73,7 +86,7 @@ def test_a_checkpoint_has_the_window_and_groups_that_it_has_counted_are_deleted(
 def test_what_the_window_depends_on_cannot_change_between_starts(workdir):
     for name, value in (("sampler", "lockstep"), ("prompts", 3)):
         with pytest.raises(UserError, match=rf"holds another run: config.rl.rollout.{name} is"):
-            train(tiny(**OPTIONS | {f"rl.rollout.{name}": value, "train.steps": 3}), workdir)
+            train(tiny(**OPTIONS | {"rl.rollout.trace": 0, f"rl.rollout.{name}": value, "train.steps": 3}), workdir)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +95,7 @@ def test_what_the_window_depends_on_cannot_change_between_starts(workdir):
         ({"rl.rollout.token_cap": 4}, "rl.rollout.token_cap cuts responses in lockstep"),
         ({"rl.rollout.ray": "auto"}, "rl.rollout.workers is 0; set their number"),
         ({"rl.rollout.sampler": "lockstep", "rl.rollout.workers": 2}, "rl.rollout.workers is of the sampler workers"),
+        ({"rl.rollout.sampler": "lockstep"}, "rl.rollout.trace is of the sampler workers"),
     ],
 )
 def test_what_the_sampler_cannot_run_is_refused_before_anything_is_opened(changes, words):
