@@ -46,6 +46,10 @@ def openai_error(error: ApiError) -> dict[str, Any]:
     return error.body
 
 
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment of server-sent events, which every parser leaves out."""
+
+
 class Dialect(NamedTuple):
     """The format of one endpoint.
 
@@ -56,6 +60,7 @@ class Dialect(NamedTuple):
         read: of a chat dialect, reads the conversation of a body without encoding it; None for a dialect of texts.
         error_body: body of an error response.
         error_event: last event of a stream that fails.
+        keep_alive: what a stream that has nothing to say is kept open with.
     """
 
     path: str
@@ -64,13 +69,14 @@ class Dialect(NamedTuple):
     read: ReadConversation | None = None
     error_body: Callable[[ApiError], dict[str, Any]] = openai_error
     error_event: Callable[[ApiError], dict[str, Any] | NamedEvent] = openai_error
+    keep_alive: bytes = KEEP_ALIVE
 
 
 def chat_dialect(
     path: str,
     respond: Callable[[GenerationRequest, ModelCard], DialectResponse],
     read: ReadConversation,
-    **errors: Callable[[ApiError], Any],
+    **options: Any,
 ) -> Dialect:
     """Returns the dialect of an endpoint whose bodies hold conversations; see ``Dialect``."""
-    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read, **errors)
+    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read, **options)
