@@ -26,7 +26,6 @@ from k2jax.agents.api.dialect import openai_error
 from k2jax.agents.api.encoding import dump_json, encode_event
 from k2jax.errors import abbreviate
 
-
 KEEP_ALIVE_SECONDS = 15.0
 """Silence of a stream after which the client gets bytes that say nothing: the least patient agent waits 60 s [s]."""
 
