@@ -17,7 +17,7 @@ from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
 from k2jax.agents.registry import environments, scaffolds
 from k2jax.agents.task import Budget
-from k2jax.client import Sampling, ScriptedClient
+from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.config import replace_keys
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
@@ -173,11 +173,58 @@ def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_p
     assert INSTRUCTION in texts[2] and "title" not in texts[2]  # each below its own prompt
 
 
+def test_side_calls_are_trained_on_where_the_scaffold_says_so(tmp_path):
+    agent = small_agent(files={"${home}/agent.py": SIDE_CALLS.replace("$", "$$")}, turns="tools")
+    trajectory = run_small(tmp_path, "x", agent=agent, more="train_side_calls=true")
+    assert [node.mask.all() for node in trajectory.nodes if node.turn >= 0] == [True, True, True]
+
+
+TELLS = """
+import json, sys, urllib.request
+base, key, context, longest = sys.argv[1:]
+sizes = {"context": int(context), "longest": int(longest)}
+json.dump(sizes, open("sizes.json", "w"))
+def ask(text):
+    body = json.dumps({"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": 9999}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(base + "/v1/chat/completions", body, headers)).read()
+FIRST
+ask("x" * (sizes["context"] - 10))
+ask("y" * sizes["context"])
+"""
+
+
+def telling_agent(first="pass"):
+    source = TELLS.replace("$", "$$").replace("FIRST", first)
+    return small_agent(
+        argv=(*small_agent().argv[:-1], "${context}", "${max_tokens}"), files={"${home}/agent.py": source}
+    )
+
+
+@pytest.mark.parametrize(("more", "longest"), [("", 512), ("context=200", 200), ("context=4000", 512)])
+def test_an_agent_is_told_the_engines_context_and_its_answers_are_cut_to_what_is_left(tmp_path, more, longest):
+    sampling = Sampling(max_tokens=300, temperature=1.0)
+    client = LockstepClient(tiny_engine())
+    [ended] = asyncio.run(together(client, [episode(client, telling_agent(), tmp_path, more=more, sampling=sampling)]))
+    told = json.loads(texts_left(ended)["sizes.json"])
+    assert told == {"context": longest, "longest": min(300, longest - 1)}
+    [answer] = [node for node in ended.nodes if node.turn >= 0]
+    assert len(ended.path_tokens(answer.parent)) + len(answer.tokens) == longest or answer.finish == "stop"
+    assert (ended.status, ended.metadata["agent"]["ended_by"]) == ("truncated", "context")
+
+
+def test_a_first_request_that_does_not_fit_is_a_mistake_in_the_task(tmp_path):
+    for context in (100, 600):
+        agent, client = telling_agent('ask("z" * 700)'), LockstepClient(tiny_engine())
+        with pytest.raises(PromptTooLongError, match="the first request of the agent small is refused"):
+            asyncio.run(together(client, [episode(client, agent, tmp_path, more=f"context={context}")]))
+
+
 def test_what_ends_an_agent_early_truncates_its_episode(tmp_path):
-    late = run_small(tmp_path, "$sleep 60", "Done.", more="seconds=4")
+    late = run_small(tmp_path, f"${MEND}\n$sleep 60", "Done.", more="seconds=4")
     over = run_small(tmp_path, "$echo 1", "Done.", of=task(budget=Budget(steps=1)))
     long = run_small(tmp_path, "$true", "Done.", sampling=Sampling(max_tokens=4))
-    assert (late.status, late.metadata["agent"]["ended_by"]) == ("truncated", "time") and late.sampled_tokens
+    assert (late.status, late.metadata["agent"]["ended_by"]) == ("truncated", "time") and judged(late) == 1.0
     assert over.status == "truncated" and over.sampled_tokens == len("$echo 1") + 1
     assert long.status == "finished" and long.nodes[-1].finish == "length"
 
@@ -219,7 +266,7 @@ def test_a_wrong_scaffold_is_said_in_one_line_before_a_run_begins(tmp_path, text
     "values",
     [
         {"argv": []}, {"argv": "sh"}, {"env": {"A": 1}}, {"turns": "some"}, {"packages": ["codex@1"]},
-        {"packages": ["npm:codex"]}, {"memory": 0}, {"needs_cgroup": 1}, {"files": []}, {"name": ""}, {"colour": 1},
+        {"packages": ["npm:codex"]}, {"memory": 0}, {"needs_cgroup": 1}, {"patience": -1}, {"files": []}, {"name": ""}, {"colour": 1},
     ],
 )  # fmt: skip
 def test_a_wrong_field_of_an_own_agent_is_named(tmp_path, values):
