@@ -88,6 +88,31 @@ def test_the_engine_waits_for_a_tool_and_no_longer(ran):
     assert shape == (4,) and (np.frombuffer(counts, np.int32) > 0).all()
 
 
+def test_children_of_several_gathers_at_a_time_share_programs_whatever_a_tool_beside_them_takes(ran):
+    """One participant waits for children in several tasks of its own, and in another for no engine at all."""
+
+    async def child(client, number):
+        await client.generate(PROMPTS[number], Sampling(max_tokens=1, seed=number))
+        return number
+
+    async def parent(client, first, seconds):
+        calls = [client.gather(child(client, first + number)) for number in range(3)]
+        asked = [asyncio.ensure_future(call) for call in (calls[0], asyncio.sleep(seconds), *calls[1:])]
+        ended = await asyncio.gather(*asked)
+        await client.generate(PROMPTS[first], Sampling(max_tokens=1))
+        return ended
+
+    async def everyone(seconds):
+        client = LockstepClient(engine())
+        return await client.gather(*(parent(client, 3 * number, each) for number, each in enumerate(seconds)))
+
+    runs = []
+    for seconds in ((0.0, 0.03), (0.03, 0.0)):
+        ran.clear()
+        runs.append((asyncio.run(everyone(seconds)), chunks(ran)))
+    assert runs[0] == runs[1] and runs[0][0] == [[[0], None, [1], [2]], [[3], None, [4], [5]]]
+
+
 def test_a_run_resumed_after_an_update_repeats_its_bits(ran):
     """New weights while rollouts run; a fresh engine with those weights resumes them: same programs, same numbers."""
     many, whole = [prompts(4 + i)[0] for i in range(12)], Sampling(max_tokens=12, temperature=0.8)

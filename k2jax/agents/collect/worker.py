@@ -175,7 +175,15 @@ class RolloutWorker:
         for episode in running:
             episode.cancel()
         if running:
-            await asyncio.wait(running)
+            _, left = await asyncio.wait(running, timeout=10)
+            import io
+            for each in left:
+                buffer = io.StringIO(); each.print_stack(file=buffer)
+                coro, chain = each.get_coro(), []
+                while coro is not None and len(chain) < 60:
+                    chain.append(repr(coro)); coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
+                open(f"/tmp/stuck-{os.getpid()}-{id(each)}", "w").write(buffer.getvalue() + "\n" + "\n".join(chain) + repr(each.cancelling()))
+            if left: os._exit(3)
         self._spawned.close()
         self._store.close()
 

@@ -27,7 +27,7 @@ class DelegateTools(FunctionTools):
     def __init__(self, depth: int = 1, steps: int = 8, most: int = 8):
         if depth < 1 or steps < 1 or most < 1:
             raise UserError("the toolset 'delegate' needs depth, steps and most of at least 1")
-        super().__init__([self.delegate])
+        super().__init__([self.delegate], concurrent=True)  # they are counted before anything is waited for
         self._depth, self._steps, self._most = depth, steps, most
 
     async def open(self, workplace: Workplace) -> None:

@@ -42,12 +42,17 @@ class Toolset:
     Attributes:
         needs_sandbox: whether ``open`` needs a sandbox.
         read_only: what ``SandboxSpec.read_only`` must name for it.
+        concurrent: whether the calls of one answer may run at a time, with one another and with those of others; else
+            they are carried out in their order, those of all such toolsets in the sandbox in one order. A call that
+            spawns sub-episodes does so best before it waits for anything else: a later spawn waits until all other
+            calls have ended or wait with one.
         tools: declarations in OpenAI's format, ``{"type": "function", "function": {"name", "description",
             "parameters"}}``, in order; complete when ``open`` has returned.
     """
 
     needs_sandbox = False
     read_only: HostPaths = ()
+    concurrent: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
 
     @staticmethod

@@ -28,11 +28,11 @@ from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import placed_chunk
 from k2jax.rl.methods.base import Methods, Parts
-from k2jax.rl.workers.episodes import LocalPool, Pool, WorkerEpisodes
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
-from k2jax.rl.workers.sampler import WorkerSampler
 from k2jax.rl.workers.window import DrawWindow
+from k2jax.rl.workers.worker_episodes import LocalPool, Pool, WorkerEpisodes
+from k2jax.rl.workers.worker_sampler import WorkerSampler
 from k2jax.text.media_reading import MediaReader
 
 RUNNER = "k2jax.agents.collect.episodes:EpisodeRunner"

@@ -15,9 +15,9 @@ import dataclasses
 from k2jax.agents.collect.worker import Waits
 from k2jax.agents.mixture import TaskMixture
 from k2jax.rl.groups import PromptGroup
-from k2jax.rl.workers.episodes import WorkerEpisodes
 from k2jax.rl.workers.group_log import GroupLog, Place
 from k2jax.rl.workers.window import DrawWindow
+from k2jax.rl.workers.worker_episodes import WorkerEpisodes
 from k2jax.trajectory import Trajectory
 
 _WATCH = 0.5

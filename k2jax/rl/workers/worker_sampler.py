@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 import time
 from typing import Any
 
+from k2jax.errors import UserError
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
@@ -20,13 +21,14 @@ from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
+from k2jax.rl.sampler import saved_by
 from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded
-from k2jax.rl.workers.episodes import WorkerEpisodes
 from k2jax.rl.workers.group_log import GroupLog
-from k2jax.rl.workers.metrics import batch_record
 from k2jax.rl.workers.rollouts import Batch, Rollouts
 from k2jax.rl.workers.window import DrawWindow
+from k2jax.rl.workers.window_metrics import batch_record
+from k2jax.rl.workers.worker_episodes import WorkerEpisodes
 from k2jax.train.run import Run
 from k2jax.trajectory.store import TrajectoryStore
 
@@ -108,7 +110,7 @@ class WorkerSampler:
         self._store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
 
     def record(self) -> dict[str, Any]:
-        """See ``Sampler``; ``metrics.batch_record`` has what this sampler adds."""
+        """See ``Sampler``; ``window_metrics.batch_record`` has what this sampler adds."""
         return self._record
 
     def saved(self, step: int) -> None:
@@ -123,8 +125,13 @@ class WorkerSampler:
         return {"window": {"drawn": self._window.drawn, "open": sorted(self._window.open), "prompts": prompts}}
 
     def restore(self, extra: Mapping[str, Any]) -> None:
-        """See ``Sampler``."""
-        restored = extra["window"]
+        """See ``Sampler``; a number of prompts of an iteration that has changed would give prompts other places."""
+        restored, prompts = saved_by(extra, "window", "workers"), self._config.rl.rollout.prompts
+        if restored["prompts"] != prompts:
+            raise UserError(
+                f"config.rl.rollout.prompts was {restored['prompts']} when the checkpoint was saved and is {prompts}; "
+                "set it back, or use a new --workdir with --config.init_from of this one"
+            )
         self._event_loop.run(_called(self._rollouts.restore, restored["drawn"], restored["open"]))
 
     async def close(self) -> None:
