@@ -120,6 +120,11 @@ class BlackBoxScaffold:
         self.agent = agent
         self._folder, self._limits, self._train_side_calls = folder, limits, train_side_calls
 
+    @property
+    def patience(self) -> float:
+        """How long the agent's client waits for an answer that it wants whole; 0 is for ever [s]."""
+        return self.agent.patience
+
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
         """See ``k2jax.agents.scaffolds``.
 

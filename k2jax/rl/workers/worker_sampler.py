@@ -25,11 +25,12 @@ from k2jax.rl.sampler import saved_by
 from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded
 from k2jax.rl.workers.group_log import GroupLog
+from k2jax.rl.workers.pauses import Pauses, least_patience
 from k2jax.rl.workers.rollouts import Batch, Rollouts
 from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.window_metrics import batch_record
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
-from k2jax.train.run import Run
+from k2jax.train.run import Run, say
 from k2jax.trajectory.store import TrajectoryStore
 
 
@@ -66,6 +67,7 @@ class WorkerSampler:
         self._methods, self.episodes = methods, episodes
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._retention = VerdictRetention(log, run.workdir)
+        self._pauses = Pauses(least_patience(run.config), say)
         self._failures, self._record = FailureGuard(run.note), {}
 
     def begin(self, step: int) -> None:
@@ -92,6 +94,7 @@ class WorkerSampler:
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
         self._record["engine_busy"] = (self._client.busy_seconds - busy) / seconds
+        self._record["pause_seconds"] = self._pauses.longest()
         self._record |= batch_record(self._batch, self._rollouts.running)
         self.store(step, groups)
         self._failures.check(step, groups)
@@ -139,7 +142,7 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with offloaded(self._run), self._client.generating():
+        with offloaded(self._run), self._pauses.generation(), self._client.generating():
             return self._event_loop.run(coroutine)
 
     async def _collected(self, step: int) -> Batch:
