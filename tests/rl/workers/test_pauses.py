@@ -20,9 +20,7 @@ def of(tmp_path):
         for path in agents.values():
             path.rename(path.with_suffix(".json"))
         config = tiny()
-        config.rl.tasks.update(
-            {kind: task(scaffold=f"black_box agent={path}.json") for kind, path in agents.items()}
-        )
+        config.rl.tasks.update({kind: task(scaffold=f"black_box agent={path}.json") for kind, path in agents.items()})
         return config
 
     return make
