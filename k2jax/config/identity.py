@@ -20,6 +20,7 @@ FIXED = (
     "init_from",
     "init_tower_from",
     "rl.tasks",
+    "rl.rollout.sampler",
     "rl.rollout.prompts",
     "rl.rollout.samples",
     "rl.rollout.token_cap",

@@ -23,7 +23,6 @@ from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
-from k2jax.rl.sampler import saved_by
 from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded
 from k2jax.train.run import Run
@@ -99,7 +98,7 @@ class LockstepPrompts:
 
     def restore(self, extra: Mapping[str, Any]) -> None:
         """Continues from what ``extra`` returned."""
-        self._drawn = saved_by(extra, "drawn", "lockstep")
+        self._drawn = extra["drawn"]
         self._waiting = [
             PromptGroup(
                 saved["number"],

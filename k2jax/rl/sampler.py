@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from k2jax.errors import UserError
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.groups import PromptGroup
 
@@ -52,23 +51,5 @@ class Sampler(Protocol):
         ...
 
     def restore(self, extra: Mapping[str, Any]) -> None:
-        """Continues from what ``extra`` returned.
-
-        Raises:
-            UserError: the other sampler has saved it.
-        """
+        """Continues from what ``extra`` returned."""
         ...
-
-
-def saved_by(extra: Mapping[str, Any], name: str, sampler: str) -> Any:
-    """What a sampler has saved in a checkpoint.
-
-    Raises:
-        UserError: the checkpoint is another sampler's.
-    """
-    if name not in extra:
-        raise UserError(
-            f"the checkpoint was not saved with config.rl.rollout.sampler {sampler}; set that back, or use a new "
-            "--workdir with --config.init_from of this one"
-        )
-    return extra[name]

@@ -21,7 +21,7 @@ import time
 import traceback
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.agents.collect.event_loop import calm_collector, connect, run
+from k2jax.agents.collect.event_loop import calm_collector, connect, end_all, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
 from k2jax.agents.collect.queue_file import FILE, WrittenTask, read_task
 from k2jax.agents.collect.wire import FrameConnection
@@ -171,19 +171,7 @@ class RolloutWorker:
         await connect(self._connection, connection)
         self._connection.send(WorkerMessage.READY)
         await self._ended.wait()
-        running = list(self._episodes.values())
-        for episode in running:
-            episode.cancel()
-        if running:
-            _, left = await asyncio.wait(running, timeout=10)
-            import io
-            for each in left:
-                buffer = io.StringIO(); each.print_stack(file=buffer)
-                coro, chain = each.get_coro(), []
-                while coro is not None and len(chain) < 60:
-                    chain.append(repr(coro)); coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
-                open(f"/tmp/stuck-{os.getpid()}-{id(each)}", "w").write(buffer.getvalue() + "\n" + "\n".join(chain) + repr(each.cancelling()))
-            if left: os._exit(3)
+        await end_all(self._episodes.values())
         self._spawned.close()
         self._store.close()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import contextlib
 import dataclasses
 
+from k2jax.agents.collect.event_loop import end_all
 from k2jax.agents.collect.worker import Waits
 from k2jax.agents.mixture import TaskMixture
 from k2jax.rl.groups import PromptGroup
@@ -126,11 +127,7 @@ class Rollouts:
 
     async def close(self) -> None:
         """Ends all episodes; their environments are closed."""
-        running = list(self._running)
-        for episode in running:
-            episode.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_all(self._running)
         self._log.close()
 
     def _number(self, place: Place) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 import time
 from typing import Any
 
-from k2jax.errors import UserError
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
@@ -21,7 +20,6 @@ from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
-from k2jax.rl.sampler import saved_by
 from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded
 from k2jax.rl.workers.group_log import GroupLog
@@ -124,18 +122,12 @@ class WorkerSampler:
 
     def extra(self) -> dict[str, Any]:
         """See ``Sampler``: the number of prompts drawn, and those that are not trained on yet."""
-        prompts = self._config.rl.rollout.prompts
-        return {"window": {"drawn": self._window.drawn, "open": sorted(self._window.open), "prompts": prompts}}
+        return {"window": {"drawn": self._window.drawn, "open": sorted(self._window.open)}}
 
     def restore(self, extra: Mapping[str, Any]) -> None:
-        """See ``Sampler``; a number of prompts of an iteration that has changed would give prompts other places."""
-        restored, prompts = saved_by(extra, "window", "workers"), self._config.rl.rollout.prompts
-        if restored["prompts"] != prompts:
-            raise UserError(
-                f"config.rl.rollout.prompts was {restored['prompts']} when the checkpoint was saved and is {prompts}; "
-                "set it back, or use a new --workdir with --config.init_from of this one"
-            )
-        self._event_loop.run(_called(self._rollouts.restore, restored["drawn"], restored["open"]))
+        """See ``Sampler``."""
+        window = extra["window"]
+        self._event_loop.run(_called(self._rollouts.restore, window["drawn"], window["open"]))
 
     async def close(self) -> None:
         """Ends the episodes that are under way."""
