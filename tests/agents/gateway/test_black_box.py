@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from k2jax.agents.collect.engine_socket import EngineServer, EngineSocketClient
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import FilesEnvironment
@@ -179,18 +180,21 @@ class Slowed(ContinuousClient):
         return await super().generate(prompt, sampling, on_token=late, **options)
 
 
-def test_a_pause_of_training_in_the_midst_of_an_answer_only_makes_it_longer(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["here", "in a worker"])
+def test_a_pause_of_training_in_the_midst_of_an_answer_only_makes_it_longer(tmp_path, monkeypatch, place):
     """One agent streams and waits less than the pause, the other wants its answer whole: both go on."""
     monkeypatch.setattr("k2jax.agents.web.http.KEEP_ALIVE_SECONDS", 0.1)
     leaves, sampling = list(named_leaves(weights(MODEL))), Sampling(max_tokens=100, temperature=1.0)
 
     async def run():
         client, episodes = Slowed(tiny_engine()), []
+        serving = asyncio.ensure_future(EngineServer(client).serve(tmp_path / "engine"))
+        asked = client if place == "here" else EngineSocketClient(tmp_path / "engine")
         for number, patience in enumerate(("1.0", "0")):
             agent = small_agent(argv=(*small_agent().argv[:-1], patience), files={"${home}/agent.py": STREAMS})
             (tmp_path / patience).mkdir()
             options = {"sampling": sampling, "key": EpisodeKey("train", 0, 0, number)}
-            episodes.append(asyncio.ensure_future(episode(client, agent, tmp_path / patience, **options)))
+            episodes.append(asyncio.ensure_future(episode(asked, agent, tmp_path / patience, **options)))
         before = client.stats().tokens_generated
         with client.generating():
             while client.stats().running < 2 or client.stats().tokens_generated < before + 12:
@@ -200,6 +204,7 @@ def test_a_pause_of_training_in_the_midst_of_an_answer_only_makes_it_longer(tmp_
         assert not any(each.done() for each in episodes)
         with client.generating():
             ended = await asyncio.gather(*episodes)
+        serving.cancel()
         client.stop()
         tiny_engine().update_params(leaves, VERSION)
         return ended
