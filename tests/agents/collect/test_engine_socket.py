@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from k2jax.agents.collect.engine_socket import EngineLostError, EngineServer, EngineSocketClient
+from k2jax.agents.collect.routing import RoutedClient, Router
 from k2jax.agents.collect.token_reports import ReportedTokens
 from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
@@ -136,6 +137,22 @@ def test_tokens_are_reported_as_they_come_and_an_answer_ends_where_they_are_enou
     assert [logprob for _, logprob in seen] == whole.logprobs[resumed:].tolist()
     assert enough == script[resumed:6] and (cut.tokens.tolist(), cut.finish) == (script[:6], "stop")
     assert len(cut.logprobs) == len(cut.versions) == 6 and longest == 77
+
+
+def test_the_longest_sequence_of_several_engines_is_what_each_of_them_serves():
+    class Of(ScriptedClient):
+        def __init__(self, longest):
+            super().__init__(lambda p, s: [1])
+            self._longest = longest
+
+        async def longest_sequence(self):
+            return self._longest
+
+    async def longest(*engines):
+        routed = RoutedClient([AloneClient(Of(each), None) for each in engines], Router(len(engines)))
+        return await routed.longest_sequence(), await routed.subagents.longest_sequence()
+
+    assert asyncio.run(longest(77, 60, None)) == (60, 60) and asyncio.run(longest(None)) == (None, None)
 
 
 def test_what_came_after_the_last_wanted_token_is_dropped_with_its_routes():
