@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.agents.api.api_error import ApiError
@@ -50,7 +51,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment of server-sent events, which every parser leaves out."""
 
 
-class Dialect(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Dialect:
     """The format of one endpoint.
 
     Attributes:
@@ -66,6 +68,7 @@ class Dialect(NamedTuple):
     path: str
     parse: Callable[[Any, ModelCard], GenerationRequest]
     respond: Callable[[GenerationRequest, ModelCard], DialectResponse]
+    _: dataclasses.KW_ONLY
     read: ReadConversation | None = None
     error_body: Callable[[ApiError], dict[str, Any]] = openai_error
     error_event: Callable[[ApiError], dict[str, Any] | NamedEvent] = openai_error
@@ -79,4 +82,4 @@ def chat_dialect(
     **options: Any,
 ) -> Dialect:
     """Returns the dialect of an endpoint whose bodies hold conversations; see ``Dialect``."""
-    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read, **options)
+    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read=read, **options)

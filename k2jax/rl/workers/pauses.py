@@ -11,7 +11,7 @@ from k2jax.agents.registry import scaffolds
 from k2jax.config.schema import Config
 
 
-class Patience(NamedTuple):
+class AgentPatience(NamedTuple):
     """How long the client of an agent waits for an answer that it wants whole.
 
     Attributes:
@@ -23,14 +23,14 @@ class Patience(NamedTuple):
     kind: str
 
 
-def least_patience(config: Config) -> Patience | None:
+def least_patience(config: Config) -> AgentPatience | None:
     """That of the least patient agent of a run; None where all wait for ever, or stream, which is kept alive.
 
     Raises:
         UserError: a scaffold cannot be made.
     """
     made = {kind: scaffolds.make(task.scaffold) for kind, task in config.rl.tasks.items() if task.scaffold}
-    known = [Patience(getattr(scaffold, "patience", 0.0), kind) for kind, scaffold in made.items()]
+    known = [AgentPatience(getattr(scaffold, "patience", 0.0), kind) for kind, scaffold in made.items()]
     return min((patience for patience in known if patience.seconds), default=None)
 
 
@@ -44,7 +44,7 @@ class Pauses:
         say: prints a line.
     """
 
-    def __init__(self, patience: Patience | None, say: Callable[[str], None]):
+    def __init__(self, patience: AgentPatience | None, say: Callable[[str], None]):
         self._patience, self._say = patience, say
         self._ended: float | None = None
         self._longest = 0.0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from k2jax.config import task
-from k2jax.rl.workers.pauses import Patience, Pauses, least_patience
+from k2jax.rl.workers.pauses import AgentPatience, Pauses, least_patience
 from tests.agents.gateway.repository import small_agent, write_agent
 from tests.rl.tiny import tiny
 
@@ -28,13 +28,13 @@ def of(tmp_path):
 
 def test_the_least_patient_agent_of_a_run_counts_and_those_that_stream_do_not(of):
     assert least_patience(of()) is None and least_patience(of(a=0)) is None
-    assert least_patience(of(a=600.0, b=0, c=60)) == Patience(60, "c")
+    assert least_patience(of(a=600.0, b=0, c=60)) == AgentPatience(60, "c")
 
 
 def test_the_longest_pause_of_an_iteration_is_measured_and_a_line_is_said_once(monkeypatch):
     clock, said = SimpleNamespace(now=100.0), []
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    pauses = Pauses(Patience(60, "files"), said.append)
+    pauses = Pauses(AgentPatience(60, "files"), said.append)
     longest = []
     for pause in (10.0, 70.0, 20.0, 90.0):
         with pauses.generation():
