@@ -162,8 +162,8 @@ def test_sub_episodes_have_the_numbers_of_their_calls_however_long_these_take(de
 
     spawner = Spawner(run)
 
-    async def spawn(task, kind=""):
-        return (await spawner.spawn(task, kind))[1]
+    async def spawn(task, kind="", role=""):
+        return (await spawner.spawn(task, kind, role))[1]
 
     services = Services(spawn=spawn)
     shown, _ = step(("researcher", "waiting"), *[("research", {"name": name}) for name in "ab"], services=services)

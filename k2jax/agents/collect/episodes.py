@@ -23,6 +23,7 @@ from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import spawned_seed
 from k2jax.agents.registry import add_again
+from k2jax.agents.roles import RoleClient, Roles
 from k2jax.agents.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
@@ -34,6 +35,7 @@ from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.steps import POLICY, ROLE
 
 
 class JudgedEpisodes:
@@ -49,6 +51,7 @@ class JudgedEpisodes:
         scorer: asks verifiers; None judges nothing.
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
         media: reads the images of messages; None for a model of text alone.
+        roles: who answers besides the model, by name; they read text alone.
         masks_long: whether an episode whose environment shows more than fits the engine is masked, and not a mistake.
     """
 
@@ -64,10 +67,11 @@ class JudgedEpisodes:
         scorer: Scorer | None = None,
         token_cap: int = 0,
         media: MediaReader | None = None,
+        roles: Mapping[str, RoleClient] | None = None,
         masks_long: bool = False,
     ):
-        self._client, self._subagents = client, subagents or client
-        self._chat, self._tokenizer, self._environments = chat, tokenizer, environments
+        self.roles = Roles({POLICY: RoleClient(client, chat, tokenizer), **(roles or {})})
+        self._subagents, self._environments = subagents or client, environments
         self._seed, self._scorer, self._token_cap, self._media = seed, scorer, token_cap, media
         self._masks_long = masks_long
 
@@ -80,26 +84,30 @@ class JudgedEpisodes:
         spawner: Spawner,
     ) -> tuple[Trajectory, Waits]:
         """See ``Runner.run``; ``sampling`` is of the episode's messages."""
-        task, episode = written.task, written.episode(key)
-        client = _TimedClient(self._subagents if spawner.path else self._client)
+        task, episode, asked = written.task, written.episode(key), self.roles.client_of(written.role)
+        by_policy = written.role == POLICY
+        client = _TimedClient(self._subagents if spawner.path and by_policy else asked.client)
         environment, clock = self._environments.make(task), _Stopwatch()
+        environment.services = environment.services._replace(client_of=self.roles.client_of)
         clock.follow(environment)
         options = {
             "key": episode,
             "seed": spawned_seed(self._seed, episode, spawner.path),
-            "sampling": sampling,
+            "sampling": asked.sampling or sampling,
             "token_cap": self._token_cap,
             "trajectory": trajectory,
             "spawner": spawner,
-            "media": self._media,
+            "media": self._media if by_policy else None,
         }
         try:
-            trajectory = await run_episode(task, client, self._chat, self._tokenizer, environment, **options)
+            trajectory = await run_episode(task, client, asked.chat, asked.tokenizer, environment, **options)
         except PromptTooLongError as error:  # by what the environment has added to the instruction
             if not self._masks_long:
                 raise UserError(f"the task {task.id!r} of class {written.kind!r} cannot begin: {error}") from error
             masked = {"status": "masked", "error": f"PromptTooLongError: {error}"}
             return Trajectory(task.id, task.domain, episode.place, purpose=episode.purpose, **masked), Waits()
+        if spawner.path:
+            trajectory.metadata[ROLE] = written.role
         began = time.monotonic()
         judged = bool(spawner.path) or written.choices is None or written.choices.judged
         if self._scorer is not None and judged and task.verifier and trajectory.status in ("finished", "truncated"):
@@ -126,6 +134,7 @@ class EpisodeRunner:
         judge: of verifiers that ask a model: ``url``, ``model`` and the options of ``ChatEndpoint``; None is no model.
         media: the ``maker`` of what reads the images of messages, as ``module:attribute``, and its options; None for a
             model of text alone.
+        roles: of each role its ``engine``, the path of a socket, and its ``sampling``, the fields of ``Sampling``.
         masks_long: see ``JudgedEpisodes``.
         added: what no package declares; see ``added_here``.
     """
@@ -146,6 +155,7 @@ class EpisodeRunner:
         scoring: Mapping[str, Any] | None = None,
         judge: Mapping[str, Any] | None = None,
         media: Mapping[str, Any] | None = None,
+        roles: Mapping[str, Mapping[str, Any]] | None = None,
         masks_long: bool = False,
         added: Sequence[tuple[str, str, str]] = (),
     ):
@@ -154,7 +164,8 @@ class EpisodeRunner:
         self._chat = configured_chat(self._tokenizer, chat)
         self._sampling = {kind: Sampling(**fields) for kind, fields in (sampling or {}).items()}
         self._engines, self._url, self._model = engines, url, model
-        self._images, self._judge = images, judge
+        self._images, self._judge, self._role_options = images, judge, dict(roles or {})
+        self.roles = (POLICY, *self._role_options)
         self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
         reader = None if media is None else made_by(**media)
         self._options = {"seed": seed, "token_cap": token_cap, "media": reader, "masks_long": masks_long}
@@ -166,7 +177,8 @@ class EpisodeRunner:
         if isinstance(client, RoutedClient):
             subagents = client.subagents
         shared = client, self._chat, self._tokenizer, self._environments
-        self._episodes = JudgedEpisodes(*shared, subagents=subagents, scorer=self._open_scorer(), **self._options)
+        opened = {"subagents": subagents, "scorer": self._open_scorer(), "roles": self._open_roles()}
+        self._episodes = JudgedEpisodes(*shared, **opened, **self._options)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -191,6 +203,14 @@ class EpisodeRunner:
         key = os.environ.get("OPENAI_API_KEY")
         client = HTTPClient(self._url, self._model, api_key=key, version=0)  # its weights do not change
         return await self._opened.enter_async_context(client)
+
+    def _open_roles(self) -> dict[str, RoleClient]:
+        roles = {}
+        for name, options in self._role_options.items():
+            client, sampling = EngineSocketClient(options["engine"]), Sampling(**options["sampling"])
+            self._opened.push_async_callback(client.close)
+            roles[name] = RoleClient(client, self._chat, self._tokenizer, sampling)
+        return roles
 
     def _open_scorer(self) -> Scorer | None:
         if self._scoring is None:

@@ -98,9 +98,15 @@ class LagProbe:
         gc.callbacks.remove(self._on_collection)
         self._timer.cancel()
 
+    def lap(self) -> Lag:
+        """What was measured since the last lap, which is forgotten then; called on the event loop."""
+        lag = self.lag
+        self._late, self._own, self._collections = [], [], []
+        return lag
+
     @property
     def lag(self) -> Lag:
-        """What was measured so far."""
+        """What was measured so far, or since the last lap."""
         late = np.array(self._late or [0.0])
         p50, p99 = np.quantile(late, (0.5, 0.99))
         own = np.quantile(self._own or [0.0], 0.99)

@@ -12,6 +12,7 @@ from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
+from k2jax.trajectory.steps import POLICY
 from k2jax.trajectory.types import Purpose
 
 FILE = "tasks.jsonl"
@@ -80,18 +81,22 @@ class WrittenTask(NamedTuple):
         task: what is asked.
         path: numbers of the started tasks from the collection's task on; empty for one of the collection.
         choices: of a training run; None for a collection's, which are the same for all of its tasks.
+        role: who answers, see ``k2jax.agents.roles``.
     """
 
     kind: str
     task: Task
     path: tuple[int, ...] = ()
     choices: Choices | None = None
+    role: str = POLICY
 
     def line(self) -> bytes:
         """The line; ``read`` is the inverse."""
         more: dict[str, Any] = {"path": self.path} if self.path else {}
         if self.choices is not None:
             more["choices"] = self.choices._asdict()
+        if self.role != POLICY:
+            more["role"] = self.role
         values = {"kind": self.kind, "task": self.task.to_json(), **more}
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
 
@@ -100,7 +105,8 @@ class WrittenTask(NamedTuple):
         """Reads a line."""
         values = json.loads(line)
         choices = Choices(**values["choices"]) if "choices" in values else None
-        return cls(values["kind"], Task.from_json(values["task"]), tuple(values.get("path", ())), choices)
+        path, role = tuple(values.get("path", ())), values.get("role", POLICY)
+        return cls(values["kind"], Task.from_json(values["task"]), path, choices, role)
 
     def episode(self, key: Key) -> EpisodeKey:
         """The key of the episode of a lease."""

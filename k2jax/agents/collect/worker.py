@@ -55,7 +55,13 @@ class Waits(NamedTuple):
 
 
 class Runner(Protocol):
-    """Runs episodes on the event loop of a worker, within ``async with``. Its maker is called with JSON options."""
+    """Runs episodes on the event loop of a worker, within ``async with``. Its maker is called with JSON options.
+
+    Attributes:
+        roles: who may answer in sub-episodes, see ``k2jax.agents.roles``.
+    """
+
+    roles: tuple[str, ...]
 
     async def __aenter__(self) -> Runner: ...
 
@@ -120,7 +126,7 @@ class SpawnedTasks:
             SubEpisodeError: it has no trajectory.
         """
         name = lease, number = lease, spawned.path[-1]
-        written = WrittenTask(spawned.kind, spawned.task, spawned.path, starter.choices)
+        written = WrittenTask(spawned.kind, spawned.task, spawned.path, starter.choices, spawned.role)
         line = self._written.append(written.line())
         done = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._connection.send(WorkerMessage.START, StartOrder(lease, number, line).pack())
@@ -193,7 +199,8 @@ class RolloutWorker:
         try:
             written = self._written(order)
             paused = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            spawner = Spawner(self._spawned.of(order.number, written), written.kind, written.path)
+            run, roles = self._spawned.of(order.number, written), self._runner.roles
+            spawner = Spawner(run, written.kind, written.path, written.role, roles)
             trajectory, waits = await self._runner.run(order.key, written, paused, spawner)
             self._deliver(order, trajectory, time.monotonic() - began, waits)
         except asyncio.CancelledError:

@@ -110,7 +110,7 @@ class Overlap:
             self._has_begun = True
             self._release()
 
-    async def _spawn_in_order(self, task: Task, kind: str = "") -> Trajectory:
+    async def _spawn_in_order(self, task: Task, kind: str = "", role: str = "") -> Trajectory:
         strand = _STRAND.get()
         if strand is not None and strand.owner is self and self._has_begun and not strand.is_over:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,7 +118,7 @@ class Overlap:
             asyncio.get_running_loop().call_soon(self._release)  # once this one waits: else it would be the first
             await turn
         assert self._spawn is not None
-        return await self._spawn(task, kind)
+        return await self._spawn(task, kind, role)
 
     def _release(self) -> None:
         """Lets the spawns go on that wait, where nothing but them goes on by itself."""

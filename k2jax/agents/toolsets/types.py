@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from k2jax.agents.roles import RoleClient
 from k2jax.agents.sandbox import HostPaths, Sandbox
 from k2jax.agents.task import Task
 from k2jax.text.media_reading import IMAGE_PART
@@ -28,12 +29,14 @@ class Workplace(NamedTuple):
         seed: of the episode; what a tool draws at random depends on it alone.
         sandbox: the episode's sandbox, where one of its toolsets needs one.
         spawn: runs sub-episodes, see ``Rollout.spawn``; None where there is no rollout.
+        client_of: the client of a role, see ``Services``.
     """
 
     task: Task
     seed: int
     sandbox: Sandbox | None = None
-    spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
+    spawn: Callable[..., Awaitable[Trajectory]] | None = None
+    client_of: Callable[[str], RoleClient] | None = None
 
 
 class Toolset:

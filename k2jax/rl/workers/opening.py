@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 from pathlib import Path
@@ -15,11 +15,13 @@ from k2jax import processes
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.episodes import JudgedEpisodes
+from k2jax.agents.collect.event_loop import LagProbe
 from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.agents.collect.pool import LeasedPool
 from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import added_here
+from k2jax.agents.roles import RoleClient
 from k2jax.agents.scorer import Scorer
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config
@@ -27,13 +29,16 @@ from k2jax.errors import UserError
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import placed_chunk
+from k2jax.inference.roles import FrozenModel
 from k2jax.rl.methods.base import Methods, Parts
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
+from k2jax.rl.workers.tracing import IterationTrace
 from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.worker_episodes import LocalPool, Pool, WorkerEpisodes
 from k2jax.rl.workers.worker_sampler import WorkerSampler
 from k2jax.text.media_reading import MediaReader
+from k2jax.trajectory.steps import POLICY
 
 RUNNER = "k2jax.agents.collect.episodes:EpisodeRunner"
 FOLDER = "workers"
@@ -50,7 +55,7 @@ def check_workers(config: Config) -> None:
     """
     rollout = config.rl.rollout
     if rollout.sampler != "workers":
-        unread = [name for name in ("workers", "ray") if getattr(rollout, name)]
+        unread = [name for name in ("workers", "ray", "trace") if getattr(rollout, name)]
         if unread:
             raise UserError(
                 f"config.rl.rollout.{unread[0]} is of the sampler workers; set config.rl.rollout.sampler to it"
@@ -71,32 +76,48 @@ def check_workers(config: Config) -> None:
 
 
 def open_workers(
-    parts: Parts, engine: Engine, scorer: Scorer, media: MediaReader | None, methods: Methods
+    parts: Parts,
+    engine: Engine,
+    scorer: Scorer,
+    media: MediaReader | None,
+    methods: Methods,
+    frozen: Mapping[str, FrozenModel],
+    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient,
 ) -> WorkerSampler:
-    """Opens the sampler; ``parts.opened`` closes it before the event loop ends.
+    """Opens the sampler; ``parts.opened`` closes it before the event loop ends. ``make_client``: see ``open_rl``.
 
     Raises:
         UserError: workers do not start.
     """
     config, rollout = parts.config, parts.config.rl.rollout
-    client = ContinuousClient(engine)
-    parts.opened.callback(client.stop)
+    client = make_client(engine)
+    clients = {POLICY: client, **{name: ContinuousClient(model.engine) for name, model in frozen.items()}}
+    for each in clients.values():
+        parts.opened.callback(each.stop)
+    sampled = {name: model.sampling for name, model in frozen.items()}
+    roles = {name: RoleClient(clients[name], parts.chat, parts.tokenizer, sampled[name]) for name in frozen}
     log = GroupLog(parts.workdir, rollout.samples)
     window = DrawWindow(
         rollout.prompts, rollout.look_ahead * rollout.prompts, rollout.prompts * max(1, config.train.steps)
     )
     failures: list[Callable[[BaseException], None]] = []  # the pool is opened before what it tells
-    pool = _open_pool(parts, client, scorer, media, lambda error: [fail(error) for fail in failures])
-    episodes = WorkerEpisodes(pool, config, client, parts.chat, parts.tokenizer, scorer, media=media)
+    pool = _open_pool(parts, client, roles, scorer, media, lambda error: [fail(error) for fail in failures])
+    trace, probe = IterationTrace(rollout.trace, parts.workdir, client), LagProbe()
+    parts.event_loop.run(probe.__aenter__())
+    parts.opened.callback(lambda: parts.event_loop.run(probe.__aexit__()))
+    shared = config, client, parts.chat, parts.tokenizer, scorer
+    episodes = WorkerEpisodes(pool, trace, *shared, media=media, roles=roles)
     admission = _Admitted(config, client)
     rollouts = Rollouts(episodes, parts.mixture, window, log, admission.limit, client.check)
     admission.follow(lambda: rollouts.running)
     failures.append(rollouts.fail)
     sampler = WorkerSampler(
         parts.run,
-        engine,
-        client,
+        [engine, *(model.engine for model in frozen.values())],
+        list(clients.values()),
         parts.event_loop,
+        probe=probe,
+        trace=trace,
         rollouts=rollouts,
         window=window,
         log=log,
@@ -136,6 +157,7 @@ class _Admitted:
 def _open_pool(
     parts: Parts,
     client: ContinuousClient,
+    roles: Mapping[str, RoleClient],
     scorer: Scorer,
     media: MediaReader | None,
     on_failure: Callable[[BaseException], Any],
@@ -143,7 +165,7 @@ def _open_pool(
     config, rollout = parts.config, parts.config.rl.rollout
     if not rollout.workers:
         environments = EnvironmentMaker(rollout.sandbox, images=config.rl.images, repositories=None)
-        options = {"seed": config.train.seed, "scorer": scorer, "media": media}
+        options = {"seed": config.train.seed, "scorer": scorer, "media": media, "roles": roles}
         masks_long = rollout.long_prompts == "skip"
         shared = client, parts.chat, parts.tokenizer, environments
         return LocalPool(JudgedEpisodes(*shared, masks_long=masks_long, **options))
@@ -151,13 +173,15 @@ def _open_pool(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # its path must be short
-    parts.opened.enter_context(_served(parts, client, sockets / "engine", media))
+    parts.opened.enter_context(_served(parts, client, sockets / POLICY, media))
+    for name, role in roles.items():
+        parts.opened.enter_context(_served(parts, role.client, sockets / name, None))
     most = rollout.concurrency or rollout.prompts * rollout.samples
     pool = LeasedPool(
         folder,
         on_failure,
         runner=RUNNER,
-        options=_worker_options(parts, str(sockets / "engine"), media),
+        options=_worker_options(parts, sockets, roles, media),
         workers=rollout.workers,
         capacity=2 * -(-most // rollout.workers),  # evaluations beside the window
         launcher=RayLauncher(rollout.ray) if rollout.ray else None,
@@ -166,7 +190,9 @@ def _open_pool(
     return pool
 
 
-def _worker_options(parts: Parts, engine: str, media: MediaReader | None) -> dict[str, Any]:
+def _worker_options(
+    parts: Parts, sockets: Path, roles: Mapping[str, RoleClient], media: MediaReader | None
+) -> dict[str, Any]:
     config, rl = parts.config, parts.config.rl
     scoring = dataclasses.asdict(rl.scoring) | {"workers": -(-rl.scoring.workers // rl.rollout.workers)}
     critic, judge = rl.critic, None
@@ -179,7 +205,11 @@ def _worker_options(parts: Parts, engine: str, media: MediaReader | None) -> dic
         "tokenizer": tokenizer,
         "chat": config.data.chat_format,
         "seed": config.train.seed,
-        "engines": [engine],
+        "engines": [str(sockets / POLICY)],
+        "roles": {
+            name: {"engine": str(sockets / name), "sampling": dataclasses.asdict(role.sampling)}
+            for name, role in roles.items()
+        },
         "sandbox": rl.rollout.sandbox,
         "images": rl.images,
         "scoring": scoring,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from k2jax.agents.collect.event_loop import Lag
 from k2jax.agents.collect.worker import Waits
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.workers.rollouts import Batch
@@ -33,6 +34,11 @@ def batch_record(batch: Batch, running: int) -> dict[str, float]:
         means = np.mean(np.array(batch.waits), 0)
         record |= {f"wait/{name}": float(mean) for name, mean in zip(Waits._fields, means, strict=True)}
     return record
+
+
+def lag_record(lag: Lag) -> dict[str, float]:
+    """``lag_p99``: 99 % of the time since the last batch the run's event loop was this late or less [s]."""
+    return {"lag_p99": lag.p99}
 
 
 def _length(groups: list[PromptGroup]) -> float:

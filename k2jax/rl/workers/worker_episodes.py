@@ -16,6 +16,7 @@ from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError
 from k2jax.rl.episodes import Episodes, Judge, message_sampling
 from k2jax.rl.groups import PromptGroup
+from k2jax.rl.workers.tracing import IterationTrace
 from k2jax.trajectory import Trajectory
 
 
@@ -45,7 +46,8 @@ class LocalPool:
         """See ``Pool``."""
         task, key = episode.written.task, episode.key
         try:
-            spawner = Spawner(self._sub_episodes(episode), episode.written.kind)
+            names = self._episodes.roles.names
+            spawner = Spawner(self._sub_episodes(episode), episode.written.kind, roles=names)
             return await self._run(episode, episode.written, spawner)
         except InfrastructureError as error:
             masked = {"status": "masked", "error": f"{type(error).__name__}: {error}"}
@@ -53,7 +55,7 @@ class LocalPool:
 
     def _sub_episodes(self, episode: OrderedEpisode) -> Run:
         async def run(spawned: SubEpisode) -> Trajectory:
-            written = WrittenTask(spawned.kind, spawned.task, spawned.path, episode.written.choices)
+            written = WrittenTask(spawned.kind, spawned.task, spawned.path, episode.written.choices, spawned.role)
             trajectory, _ = await self._run(episode, written, spawned.spawner)
             return trajectory
 
@@ -69,12 +71,13 @@ class WorkerEpisodes(Episodes):
 
     Args:
         pool: runs them.
+        trace: of one iteration.
         arguments: see ``Episodes``.
     """
 
-    def __init__(self, pool: Pool, *arguments, **options):
+    def __init__(self, pool: Pool, trace: IterationTrace, *arguments, **options):
         super().__init__(*arguments, **options)
-        self._pool = pool
+        self._pool, self._trace = pool, trace
 
     async def run(
         self,
@@ -116,4 +119,7 @@ class WorkerEpisodes(Episodes):
             kind: dataclasses.asdict(message_sampling(self.config, kind, group.purpose, step, greedy)) for kind in kinds
         }
         choices = Choices(key.purpose, key.step, key.prompt, sampling, self.is_verified(group))
-        return await self._pool.run(OrderedEpisode(key, WrittenTask(*group.prompt, choices=choices)))
+        with self._trace.episode(key) as shown:
+            trajectory, waits = await self._pool.run(OrderedEpisode(key, WrittenTask(*group.prompt, choices=choices)))
+            shown |= {"status": trajectory.status, "tokens": trajectory.sampled_tokens, **waits._asdict()}
+        return trajectory, waits

@@ -9,9 +9,11 @@ no death of the process loses one.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import contextlib
 import time
 from typing import Any
 
+from k2jax.agents.collect.event_loop import LagProbe
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
@@ -25,8 +27,9 @@ from k2jax.rl.sync.offload import offloaded
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.pauses import Pauses, least_patience
 from k2jax.rl.workers.rollouts import Batch, Rollouts
+from k2jax.rl.workers.tracing import IterationTrace
 from k2jax.rl.workers.window import DrawWindow
-from k2jax.rl.workers.window_metrics import batch_record
+from k2jax.rl.workers.window_metrics import batch_record, lag_record
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
 from k2jax.train.run import Run, say
 from k2jax.trajectory.store import TrajectoryStore
@@ -37,9 +40,11 @@ class WorkerSampler:
 
     Args:
         run: the run.
-        engine: of the policy.
-        client: over the engine.
+        engines: of the policy, and of roles.
+        clients: over these engines.
         event_loop: on which the episodes run.
+        probe: of the event loop.
+        trace: of one iteration.
         rollouts: runs them.
         window: of the prompts.
         log: of complete groups.
@@ -50,18 +55,22 @@ class WorkerSampler:
     def __init__(
         self,
         run: Run,
-        engine: Engine,
-        client: ContinuousClient,
+        engines: Sequence[Engine],
+        clients: Sequence[ContinuousClient],
         event_loop: EventLoop,
         *,
+        probe: LagProbe,
+        trace: IterationTrace,
         rollouts: Rollouts,
         window: DrawWindow,
         log: GroupLog,
         methods: Methods,
         episodes: WorkerEpisodes,
     ):
-        self._run, self._config, self._engine, self._client = run, run.config, engine, client
+        self._run, self._config, self._engines = run, run.config, engines
+        self._clients, self._client = clients, clients[0]
         self._event_loop, self._rollouts, self._window = event_loop, rollouts, window
+        self._probe, self._trace = probe, trace
         self._methods, self.episodes = methods, episodes
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._retention = VerdictRetention(log, run.workdir)
@@ -83,17 +92,19 @@ class WorkerSampler:
         Raises:
             UserError: nothing that counts is left of several iterations.
         """
-        began, before, busy = time.perf_counter(), self._engine.stats(), self._client.busy_seconds
+        self._event_loop.run(self._trace.begin(step))
+        began, before, busy = time.perf_counter(), self._client.stats(), self._client.busy_seconds
         groups = list(self.groups(step))
-        seconds, after = time.perf_counter() - began, self._engine.stats()
+        seconds, after = time.perf_counter() - began, self._client.stats()
         if self._config.rl.rollout.offload_state:
-            self._engine.release()
+            for number, engine in enumerate(self._engines):
+                engine.release(weights=number == 0)  # those of roles never change
         sampled = after.tokens_generated - before.tokens_generated
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
         self._record["engine_busy"] = (self._client.busy_seconds - busy) / seconds
         self._record["pause_seconds"] = self._pauses.longest()
-        self._record |= batch_record(self._batch, self._rollouts.running)
+        self._record |= batch_record(self._batch, self._rollouts.running) | lag_record(self._lag)
         self.store(step, groups)
         self._failures.check(step, groups)
         return groups
@@ -105,6 +116,10 @@ class WorkerSampler:
             return self._generating(coroutine)
         finally:
             self._rollouts.begins = True
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """See ``Sampler``."""
+        return self._trace.phase(name)
 
     def store(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """See ``Sampler``."""
@@ -119,6 +134,7 @@ class WorkerSampler:
         self._retention.note(step, self._began())
         if step % self._config.checkpoint.every == 0:
             self._retention.tidy()
+        self._event_loop.run(self._trace.end(step))
 
     def extra(self) -> dict[str, Any]:
         """See ``Sampler``: the number of prompts drawn, and those that are not trained on yet."""
@@ -134,11 +150,18 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with offloaded(self._run), self._pauses.generation(), self._client.generating():
-            return self._event_loop.run(coroutine)
+        with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
+            generating.enter_context(self._pauses.generation())
+            for client in self._clients:
+                generating.enter_context(client.generating())
+            with self._trace.phase("generate"):
+                result = self._event_loop.run(coroutine)
+            phases.enter_context(self._trace.phase("hold"))
+        return result
 
     async def _collected(self, step: int) -> Batch:
         batch = await self._rollouts.batch(step)
+        self._lag = self._probe.lap()
         groups, methods, rl = batch.groups, self._methods, self._config.rl
         await methods.rewards(step, groups, scope="iteration")
         more = [

@@ -5,12 +5,16 @@ import json
 import numpy as np
 import pytest
 
+from k2jax.agents.registry import environments
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
 from k2jax.rl.setup import check_config
 from k2jax.trajectory import verify
+from k2jax.trajectory.steps import ROLE, SPAWNED
 from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.role_folders import write_role
+from tests.rl.test_roles import config_with
 from tests.rl.tiny import tiny
 
 OPTIONS = {
@@ -93,3 +97,17 @@ def test_worker_processes_run_the_episodes_of_training_and_of_evaluations(tmp_pa
     assert ["environment", "echo", "tests.rl.tiny:Echo"] in job["options"]["added"]
     store = TrajectoryStore(tmp_path / "run/trajectories")
     assert {trajectory.key[0] for step in store.steps() for trajectory in store.read(step)} == {1, 2, 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_role_answers_in_sub_episodes_and_as_a_user_and_its_tokens_are_not_trained_on(workers, tmp_path):
+    environments.add("consulting", "tests.rl.test_roles:Consulting")
+    changes = {"rl.tasks.low.options": ("letters=2",), "rl.tasks.low.environment": "consulting"}
+    helper = write_role(tmp_path / "helper", 2)
+    assert train(config_with(helper, **OPTIONS | changes | {"rl.rollout.workers": workers}), tmp_path / "run") == 0
+    store = TrajectoryStore(tmp_path / "run/trajectories")
+    trained = [trajectory for step in store.steps() for trajectory in store.read(step)]
+    assert len(trained) == 8 and not any(ROLE in trajectory.metadata for trajectory in trained)
+    spawned = [link for trajectory in trained for link in trajectory.metadata.get(SPAWNED, {}).values()]
+    assert spawned and {link[ROLE] for link in spawned} == {"helper"}
