@@ -72,11 +72,9 @@ class Task:
         budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
         chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
         task_limits = dataclasses.replace(self.limits, **chosen_limits(config.limits))
-        switches = {
-            "thinking": self.thinking and config.thinking,
-            "judge_truncated": self.judge_truncated and config.judge_truncated,
-        }
-        task = dataclasses.replace(self, budget=budget, limits=task_limits, **switches, **chosen)
+        chosen["thinking"] = self.thinking and config.thinking
+        chosen["judge_truncated"] = self.judge_truncated and config.judge_truncated
+        task = dataclasses.replace(self, budget=budget, limits=task_limits, **chosen)
         for text in config.components:
             task = components.make(text, task=task)
         return task

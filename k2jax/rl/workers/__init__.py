@@ -2,6 +2,6 @@
 
 In reading order: ``worker_sampler`` (what the loop asks), ``rollouts`` (the window at work: who begins, who has ended),
 ``window`` (its state machine, without clocks), ``worker_episodes`` (where they run: here or in worker processes),
-``group_log`` (complete groups on disk), ``pauses``, ``window_metrics``, ``tracing`` (a picture of one iteration);
-``opening`` puts them together.
+``group_log`` (complete groups on disk), ``window_metrics``, ``tracing`` (a picture of one iteration); ``opening`` puts
+them together.
 """

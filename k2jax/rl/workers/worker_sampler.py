@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from k2jax.agents.collect.event_loop import LagProbe
+from k2jax.agents.collect.pauses import Pauses, least_patience
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
@@ -25,7 +26,6 @@ from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.schedules import reward_weights
 from k2jax.rl.sync.offload import offloaded
 from k2jax.rl.workers.group_log import GroupLog
-from k2jax.rl.workers.pauses import Pauses, least_patience
 from k2jax.rl.workers.rollouts import Batch, Rollouts
 from k2jax.rl.workers.tracing import IterationTrace
 from k2jax.rl.workers.window import DrawWindow

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from k2jax.agents.collect.pauses import AgentPatience, Pauses, least_patience
 from k2jax.config import task
-from k2jax.rl.workers.pauses import AgentPatience, Pauses, least_patience
 from tests.agents.gateway.repository import small_agent, write_agent
 from tests.rl.tiny import tiny
 
