@@ -131,6 +131,9 @@ class Environment:
     async def collect(self) -> Mapping[str, Any]:
         """What the verifier needs of the agent's work, as JSON values, before the sandbox is closed.
 
+        A scaffold calls it where no ``step`` has ended the episode: for a black-box agent, and where a budget was used
+        up.
+
         Raises:
             InfrastructureError: it cannot be read.
         """

@@ -64,6 +64,8 @@ class Scorer:
         """
         if trajectory.status not in ("finished", "truncated"):
             raise ValueError(f"an episode that is {trajectory.status} has no reward")
+        if trajectory.status == "truncated" and not task.judge_truncated:
+            return Reward(0.0, info={"cut": True})
         digest, key = digest_of(task, trajectory), EpisodeKey.of(trajectory)
         known = self.log.get(key) if self.log is not None else None
         if known is not None and known.digest == digest:

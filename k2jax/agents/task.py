@@ -33,6 +33,8 @@ class Task:
         budget: see Budget.
         limits: see TaskLimits.
         thinking: whether answers begin with reasoning, of models that reason.
+        judge_truncated: whether what an episode has left is judged where a budget has ended it, as benchmarks' own
+            harnesses do; otherwise it is worth 0 without a verdict. An answer that was cut is worth 0 in any case.
         metadata: JSON values for the environment and the verifier, such as the right answer.
     """
 
@@ -48,6 +50,7 @@ class Task:
     budget: Budget = Budget()  # noqa: RUF009
     limits: TaskLimits = TaskLimits()  # noqa: RUF009
     thinking: bool = True
+    judge_truncated: bool = True
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_choices(self, config: TaskConfig) -> Task:
@@ -69,16 +72,22 @@ class Task:
         budget = dataclasses.replace(self.budget, **{name: limit for name, limit in limits.items() if limit})
         chosen = {name: value for name, value in ({"environment": environment} | names).items() if value}
         task_limits = dataclasses.replace(self.limits, **chosen_limits(config.limits))
-        task = dataclasses.replace(
-            self, budget=budget, limits=task_limits, thinking=self.thinking and config.thinking, **chosen
-        )
+        chosen["thinking"] = self.thinking and config.thinking
+        chosen["judge_truncated"] = self.judge_truncated and config.judge_truncated
+        task = dataclasses.replace(self, budget=budget, limits=task_limits, **chosen)
         for text in config.components:
             task = components.make(text, task=task)
         return task
 
     def to_json(self) -> str:
-        """The task as one line of JSON, of its limits those that it sets; ``from_json`` is the inverse."""
+        """The task as one line of JSON; ``from_json`` is the inverse.
+
+        What was added to tasks later stands there where it is no default, so that their checksums stay: limits, and
+        ``judge_truncated``.
+        """
         values = dataclasses.asdict(self)
+        if self.judge_truncated:
+            del values["judge_truncated"]
         if not (limits := self.limits.set_limits()):
             del values["limits"]
         else:
@@ -128,8 +137,7 @@ def _mistake(task: Task) -> str:
         wrong.append("instruction")
     if not all(isinstance(tool, str) for tool in task.tools):
         wrong.append("tools")
-    if not isinstance(task.thinking, bool):
-        wrong.append("thinking")
+    wrong += [name for name in ("thinking", "judge_truncated") if not isinstance(getattr(task, name), bool)]
     if not isinstance(task.metadata, dict):
         wrong.append("metadata")
     return f"its {' and '.join(wrong)} cannot be read" if wrong else ""

@@ -122,6 +122,10 @@ class Client:
         """
         raise NotImplementedError
 
+    async def longest_sequence(self) -> int | None:
+        """The longest sequence, prompt and answer together [tokens]; None where whoever generates does not say."""
+        return None
+
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
         """Log-probabilities of given tokens, each after all tokens before it.
 

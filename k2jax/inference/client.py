@@ -32,6 +32,10 @@ class EngineClient(RequestClient):
         """See ``RequestClient``."""
         return await run_request(self._worker, prompt, sampling, **options)
 
+    async def longest_sequence(self) -> int:
+        """See ``Client.longest_sequence``."""
+        return self._worker.max_length
+
 
 class ForcedClient(Client):
     """Replies that the caller writes, scored by the engine: the log-probabilities of given tokens in one prefill.
@@ -46,6 +50,10 @@ class ForcedClient(Client):
 
     def __init__(self, worker: Worker, reply: Callable[[tuple[int, ...], Sampling], Iterable[int]]):
         self._worker, self._reply = worker, reply
+
+    async def longest_sequence(self) -> int:
+        """See ``Client.longest_sequence``."""
+        return self._worker.max_length
 
     async def generate(
         self,

@@ -134,6 +134,10 @@ class LockstepClient(RequestClient):
         finally:
             self._calls.pop(request, None)
 
+    async def longest_sequence(self) -> int:
+        """See ``Client.longest_sequence``."""
+        return self._engine.max_length
+
     async def call(self, function: Callable[[Engine], Any]) -> Any:
         """Runs ``function(engine)`` on the engine's thread between two steps, such as an update of the weights.
 

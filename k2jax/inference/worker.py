@@ -40,6 +40,11 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def max_length(self) -> int:
+        """The engine's longest sequence [tokens]."""
+        return self._engine.max_length
+
     def submit(
         self,
         prompt: Sequence[int],

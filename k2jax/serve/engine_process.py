@@ -69,6 +69,10 @@ class AloneClient(Client):
             await asyncio.to_thread(self._worker.call, lambda engine: engine.drop_prefixes())
             return await self._client.generate(prompt, sampling, **options)
 
+    async def longest_sequence(self) -> int | None:
+        """See ``Client.longest_sequence``."""
+        return await self._client.longest_sequence()
+
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
         """Log-probabilities of given tokens; see ``Client.score``."""
         async with self._alone:

@@ -36,18 +36,20 @@ def test_the_experiments_agent_is_well_formed_and_its_prompt_is_short():
     assert len(templates) < 200 * 4  # characters of 200 tokens
 
 
-def with_agent(folder, sandbox="bubblewrap"):
-    """The config of a run with an agent of a few lines."""
+def with_agent(folder, sandbox="bubblewrap", **rollout):
+    """The config of a run of two iterations with an agent of a few lines."""
     agent = write_agent(folder / "agent.json", small_agent())
     config = tiny_config()
     of = experiment().get_config().rl.tasks.files
     of.update({"options": ("kinds=write", "count=20"), "max_tokens": 12, "steps": 3})
     of.scaffold = f"black_box agent={agent}"
     config.rl.tasks = {"files": of}
-    config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200, "sandbox": sandbox})
+    config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200, "concurrency": 6})
+    config.rl.rollout.update({"sandbox": sandbox, **rollout})
     config.data.update({"chat_format": "compact", "sequence_length": 200})
     config.rl.update({"updates": 1, "eval_prompts": 1, "eval_samples": 1})
-    config.train.update({"steps": 1, "batch_size": 2})
+    config.train.update({"steps": 2, "batch_size": 2})
+    config.eval.every = 1
     return resolve(config)
 
 
@@ -59,13 +61,17 @@ def test_where_an_agent_s_budget_of_time_cannot_be_kept_it_is_refused_by_name_be
 
 
 @pytest.mark.slow
-def test_an_iteration_trains_on_episodes_of_an_agent_and_held_out_tasks_are_evaluated_with_it(tmp_path):
-    assert train(with_agent(tmp_path), tmp_path / "run") == 0
-    trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
-    assert len(trajectories) == 4
+@pytest.mark.parametrize(("sampler", "workers"), [("lockstep", 0), ("workers", 0), ("workers", 1)])
+def test_iterations_train_on_episodes_of_an_agent_and_evaluations_between_them_run_it(tmp_path, sampler, workers):
+    """The shipped experiment with the model of tests and an agent of a few lines; some answers outlive an iteration."""
+    assert train(with_agent(tmp_path, sampler=sampler, workers=workers), tmp_path / "run") == 0
+    store = TrajectoryStore(tmp_path / "run/trajectories")
+    trajectories = [trajectory for step in (1, 2) for trajectory in store.read(step)]
+    assert sorted(each.key for each in trajectories) == [(i, j, k) for i in (1, 2) for j in (0, 1) for k in (0, 1)]
     for trajectory in trajectories:
         assert not verify(trajectory, 258) and trajectory.reward is not None, trajectory.error
         assert trajectory.sampled_tokens and "archive" in trajectory.metadata[OUTCOME]
         assert trajectory.metadata["agent"]["name"] == "small"
     records = read_metrics(tmp_path / "run")
-    assert [record["step"] for record in records] == [0, 1] and all("eval/greedy" in record for record in records)
+    assert [record["step"] for record in records] == [0, 1, 2] and all("eval/greedy" in record for record in records)
+    assert ("pause_seconds" in records[-1]) == (sampler == "workers")

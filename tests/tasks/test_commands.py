@@ -1,11 +1,14 @@
 """Small terminal tasks: solutions earn 1, nothing and tricks earn 0, and the teacher shows what a shell prints."""
 
+import dataclasses
 import json
 import subprocess
 
+from k2jax.agents import Budget
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.registry import oracles
 from k2jax.agents.scaffolds.scripted import called, play_actions
+from k2jax.config.schema import TaskConfig
 from k2jax.tasks.commands.dataset import COMMANDS, command_demonstrations
 from tests.tasks.conftest import rewards
 
@@ -53,3 +56,12 @@ def test_the_teacher_shows_what_a_shell_prints_and_only_where_it_looks_the_right
         right[len(messages) == 6].append(test.returncode == 0)
     assert all(right[True]) and len(right[True]) > 20
     assert len(right[False]) > 20 and 0.1 < sum(right[False]) / len(right[False]) < 0.6
+
+
+def test_a_right_file_counts_though_a_budget_has_ended_the_episode_unless_its_class_says_otherwise(play):
+    (task,) = load_tasks("commands", ("kinds=copy", "count=1"))
+    task = dataclasses.replace(task, budget=Budget(steps=len(task.metadata["commands"])))
+    tasks = [task, task.with_choices(TaskConfig(judge_truncated=False))]
+    right = [called("shell", command=command) for command in task.metadata["commands"]]
+    ended = play(tasks, lambda task, messages: play_actions(right, messages))
+    assert [each.status for each in ended] == ["truncated"] * 2 and rewards(ended) == [1.0, 0.0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 from typing import Any
 
-from k2jax.agents.api.anthropic_response import MessagesResponse, error_event, messages_error
+from k2jax.agents.api.anthropic_response import PING, MessagesResponse, error_event, messages_error
 from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools, text_of_parts
 from k2jax.agents.api.dialect import chat_dialect
@@ -210,5 +210,10 @@ def _read_answer(blocks: list[dict[str, Any]], origin: str) -> dict[str, Any]:
 
 
 DIALECT = chat_dialect(
-    "/v1/messages", MessagesResponse, read_messages, error_body=messages_error, error_event=error_event
+    "/v1/messages",
+    MessagesResponse,
+    read_messages,
+    error_body=messages_error,
+    error_event=error_event,
+    keep_alive=PING,
 )

@@ -11,7 +11,7 @@ from k2jax.agents.api.content_blocks import AnswerBlock, AnswerBlocks, BlockChan
 from k2jax.agents.api.conversation import arguments_object
 from k2jax.agents.api.detokenize import Delta
 from k2jax.agents.api.dialect import PromptUsage
-from k2jax.agents.api.encoding import NamedEvent, dump_json
+from k2jax.agents.api.encoding import NamedEvent, dump_json, encode_event
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest
 
@@ -24,6 +24,9 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+PING = encode_event(NamedEvent("ping", {"type": "ping"}))
+"""The event with which Anthropic keeps a stream alive, before its first event or after any."""
 
 
 class MessagesResponse:

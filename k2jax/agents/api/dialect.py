@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.agents.api.api_error import ApiError
@@ -46,7 +47,12 @@ def openai_error(error: ApiError) -> dict[str, Any]:
     return error.body
 
 
-class Dialect(NamedTuple):
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment of server-sent events, which every parser leaves out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
     """The format of one endpoint.
 
     Attributes:
@@ -56,21 +62,24 @@ class Dialect(NamedTuple):
         read: of a chat dialect, reads the conversation of a body without encoding it; None for a dialect of texts.
         error_body: body of an error response.
         error_event: last event of a stream that fails.
+        keep_alive: what a stream that has nothing to say is kept open with.
     """
 
     path: str
     parse: Callable[[Any, ModelCard], GenerationRequest]
     respond: Callable[[GenerationRequest, ModelCard], DialectResponse]
+    _: dataclasses.KW_ONLY
     read: ReadConversation | None = None
     error_body: Callable[[ApiError], dict[str, Any]] = openai_error
     error_event: Callable[[ApiError], dict[str, Any] | NamedEvent] = openai_error
+    keep_alive: bytes = KEEP_ALIVE
 
 
 def chat_dialect(
     path: str,
     respond: Callable[[GenerationRequest, ModelCard], DialectResponse],
     read: ReadConversation,
-    **errors: Callable[[ApiError], Any],
+    **options: Any,
 ) -> Dialect:
     """Returns the dialect of an endpoint whose bodies hold conversations; see ``Dialect``."""
-    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read, **errors)
+    return Dialect(path, lambda body, card: render(read(body, card), card), respond, read=read, **options)

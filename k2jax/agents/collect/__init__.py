@@ -7,5 +7,6 @@ run.
 
 Below: ``wire`` and ``wire_messages`` (what processes say to each other), ``engine_socket`` (an engine in another
 process), ``routing`` (which of several engines), ``admission`` (how many episodes at a time), ``event_loop``,
-``monitoring`` and ``simulated`` (an engine that only takes its time).
+``token_reports`` (its tokens as they come), ``monitoring``, ``pauses`` (between two generations of a training run) and
+``simulated`` (an engine that only takes its time).
 """

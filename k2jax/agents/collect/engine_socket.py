@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import contextlib
 import itertools
 from pathlib import Path
+import struct
 from typing import Any
 
 import numpy as np
 
+from k2jax.agents.collect.token_reports import ReportedTokens, TokenReport
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import (
     NUMBER,
@@ -22,10 +24,12 @@ from k2jax.agents.collect.wire_messages import (
     pack_error,
     pack_request,
     pack_score,
+    pack_tokens,
     unpack_completion,
     unpack_error,
     unpack_request,
     unpack_score,
+    unpack_tokens,
 )
 from k2jax.client import Client, Completion, OnToken, PromptTooLongError, Sampling, check_scored
 from k2jax.errors import InfrastructureError, UserError
@@ -35,6 +39,7 @@ class EngineLostError(InfrastructureError):
     """The engine's process is gone, or it failed."""
 
 
+_LONGEST = struct.Struct("<QQ")  # number, longest sequence
 _ERRORS = {
     RequestFault.ENGINE: EngineLostError,
     RequestFault.REQUEST: UserError,
@@ -59,6 +64,7 @@ class EngineSocketClient(Client):
         self._connecting: asyncio.Lock | None = None
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reported: dict[int, ReportedTokens] = {}
         self.load: EngineLoad | None = None
         self.on_load: Callable[[EngineLoad], None] = lambda load: None
 
@@ -75,12 +81,27 @@ class EngineSocketClient(Client):
 
         Raises:
             EngineLostError: the engine cannot be reached, or ends before its answer.
-            UserError: the engine refuses the request, or ``on_token`` is given: tokens come all at once.
+            UserError: the engine refuses the request.
         """
-        if on_token is not None:
-            raise UserError("an engine behind a socket does not report single tokens; leave on_token out")
-        request = lambda number: pack_request(number, prompt, sampling, resume, media)  # noqa: E731
-        return await self._ask(EngineMessage.REQUEST, request)
+        if on_token is None:
+            request = lambda number: pack_request(number, prompt, sampling, resume, media)  # noqa: E731
+            return await self._ask(EngineMessage.REQUEST, request)
+        reported, numbers = ReportedTokens(on_token, 0 if resume is None else len(resume.tokens)), []
+
+        def reporting(number: int) -> bytes:
+            self._reported[number] = reported
+            numbers.append(number)
+            return pack_request(number, prompt, sampling, resume, media, reports=True)
+
+        try:
+            return reported.cut(len(prompt), await self._ask(EngineMessage.REQUEST, reporting))
+        finally:
+            for number in numbers:
+                del self._reported[number]
+
+    async def longest_sequence(self) -> int | None:
+        """See ``Client.longest_sequence``, and ``generate`` for its errors."""
+        return await self._ask(EngineMessage.LONGEST, NUMBER.pack) or None
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
         """Log-probabilities of given tokens; see ``Client.score``, and ``generate`` for its errors."""
@@ -142,6 +163,13 @@ class EngineSocketClient(Client):
         elif kind == EngineMessage.SCORES:
             scores = np.frombuffer(body, "<f4", offset=NUMBER.size)
             self._settle(*NUMBER.unpack_from(body), scores, None)
+        elif kind == EngineMessage.TOKENS:
+            number, tokens, logprobs = unpack_tokens(body)
+            reported = self._reported.get(number)
+            if reported is not None and reported.add(tokens, logprobs):
+                self._connection.send(EngineMessage.END, NUMBER.pack(number))
+        elif kind == EngineMessage.LONGEST:
+            self._settle(*_LONGEST.unpack(body), None)
         elif kind == EngineMessage.ERROR:
             number, fault, text = unpack_error(body)
             self._settle(number, None, _ERRORS[fault](text))
@@ -203,8 +231,11 @@ class EngineServer:
         self._connections.add(served)
         return served.connection
 
-    async def answer(self, kind: int, body: bytes) -> tuple[EngineMessage, bytes]:
-        """The frame that answers a request."""
+    async def answer(self, kind: int, body: bytes, reporting: Callable[[], TokenReport]) -> tuple[EngineMessage, bytes]:
+        """The frame that answers a request; ``reporting`` sends what comes before it."""
+        if kind == EngineMessage.LONGEST:
+            (number,) = NUMBER.unpack(body)
+            return EngineMessage.LONGEST, _LONGEST.pack(number, await self._client.longest_sequence() or 0)
         if kind == EngineMessage.SCORE:
             asked = unpack_score(body)
             scores = await self._client.score(asked.ids.tolist(), asked.start, self._placed(asked.images))
@@ -212,7 +243,12 @@ class EngineServer:
         request = unpack_request(body)
         del body  # tens of thousands of requests wait here
         options = {"resume": request.resume, "media": self._placed(request.images)}
+        report = reporting() if request.reports else None
+        if report is not None:
+            options["on_token"] = report.on_token
         completion = await self._client.generate(request.prompt.tolist(), request.sampling, **options)
+        if report is not None:
+            report.flush()  # what it still holds comes before the completion
         return EngineMessage.COMPLETION, pack_completion(request.number, completion)
 
     def _placed(self, images: Sequence[SentImage]) -> tuple[Any, ...]:
@@ -231,22 +267,34 @@ class _Served:
     def __init__(self, server: EngineServer):
         self._server = server
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._reports: dict[int, TokenReport] = {}
         self.connection = FrameConnection(self._on_frame, self._on_end)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
         (number,) = NUMBER.unpack_from(body)
-        if kind in (EngineMessage.REQUEST, EngineMessage.SCORE):
+        if kind in (EngineMessage.REQUEST, EngineMessage.SCORE, EngineMessage.LONGEST):
             answering = asyncio.ensure_future(self._answer(number, kind, body))
             self._running[number] = answering
-            answering.add_done_callback(lambda _: self._running.pop(number))
+            answering.add_done_callback(lambda _: self._forget(number))
+        elif kind == EngineMessage.END and number in self._reports:
+            self._reports[number].is_ended = True
         elif kind == EngineMessage.CANCEL and number in self._running:
             self._running[number].cancel()
 
     async def _answer(self, number: int, kind: int, body: bytes) -> None:
+        def reporting() -> TokenReport:
+            send = lambda *tokens: self.connection.send(EngineMessage.TOKENS, pack_tokens(number, *tokens))  # noqa: E731
+            self._reports[number] = TokenReport(send)
+            return self._reports[number]
+
         try:
-            self.connection.send(*await self._server.answer(kind, body))
+            self.connection.send(*await self._server.answer(kind, body, reporting))
         except (UserError, InfrastructureError, RuntimeError) as error:
             self.connection.send(EngineMessage.ERROR, pack_error(number, error))
+
+    def _forget(self, number: int) -> None:
+        del self._running[number]
+        self._reports.pop(number, None)
 
     def _on_end(self) -> None:
         self._server.forget(self)

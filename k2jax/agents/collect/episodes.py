@@ -274,3 +274,6 @@ class _TimedClient(Client):
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
         return await self.clock.timed(self._client.score(ids, start, media))
+
+    async def longest_sequence(self) -> int | None:
+        return await self._client.longest_sequence()

@@ -180,6 +180,11 @@ class RoutedClient(Client):
         """Log-probabilities of given tokens; see ``Client.score``."""
         return await self.asked(0, ids, lambda client: client.score(ids, start, media))
 
+    async def longest_sequence(self) -> int | None:
+        """What every engine serves; see ``Client.longest_sequence``."""
+        longest = [await client.longest_sequence() for client in self._clients]
+        return min((length for length in longest if length is not None), default=None)
+
     async def asked(self, role: int, prompt: Sequence[int], ask: Callable[[Client], Awaitable[Any]]) -> Any:
         """What the engine answers that the router chooses.
 
@@ -224,6 +229,9 @@ class _SubagentClient(RoutedClient):
 
     def __init__(self, routed: RoutedClient):
         self._routed = routed
+
+    async def longest_sequence(self) -> int | None:
+        return await self._routed.longest_sequence()
 
     async def asked(self, role: int, prompt: Sequence[int], ask: Callable[[Client], Awaitable[Any]]) -> Any:
         return await self._routed.asked(1, prompt, ask)

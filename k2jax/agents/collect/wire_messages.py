@@ -172,7 +172,8 @@ class StartedEnd(Record):
 
 
 _FINISHES = ("stop", "length", "cancelled")
-_REQUEST = struct.Struct("<QIIiI")  # number, bytes of the sampling, prompt and resumed tokens (-1: none), images
+_REQUEST = struct.Struct("<QIIiI?")  # number, bytes of the sampling, prompt, resumed (-1: none), images, reports
+_TOKENS = struct.Struct("<QI")  # number, tokens
 _SCORE = struct.Struct("<QIII")  # number, tokens, first that is scored, images
 _IMAGE = struct.Struct("<I3II16s")  # first token, grid, numbers of a patch, digest
 _COMPLETION = struct.Struct("<QBIIHH")  # number, finish, tokens, tokens with experts, expert layers, active experts
@@ -189,6 +190,9 @@ class EngineMessage(enum.IntEnum):
     PRESSURE = 5  # engine: EngineLoad, from time to time
     SCORE = 6
     SCORES = 7  # engine: number, log-probabilities float32
+    LONGEST = 8  # worker: number; engine: number, and the longest sequence [tokens], 0 where that is not known
+    TOKENS = 9  # engine: number, new tokens of a request that reports them
+    END = 10  # worker: number of such a request that ends with its next token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +256,7 @@ class EngineRequest(NamedTuple):
         sampling: how tokens are chosen.
         resume: the completion that continues; None to begin.
         images: of the prompt.
+        reports: whether its tokens are sent as they come, before the completion.
     """
 
     number: int
@@ -259,29 +264,49 @@ class EngineRequest(NamedTuple):
     sampling: Sampling
     resume: Completion | None = None
     images: Sequence[SentImage] = ()
+    reports: bool = False
 
 
 def pack_request(
-    number: int, prompt: Sequence[int], sampling: Sampling, resume: Completion | None, media: Sequence[Any] = ()
+    number: int,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    resume: Completion | None,
+    media: Sequence[Any] = (),
+    reports: bool = False,
 ) -> bytes:
     """A request; ``unpack_request`` is the inverse."""
     text = json.dumps(vars(sampling)).encode()
     prompt_P = np.asarray(prompt, "<i4")
     resumed = -1 if resume is None else len(resume.tokens)
-    head = _REQUEST.pack(number, len(text), len(prompt_P), resumed, len(media))
+    head = _REQUEST.pack(number, len(text), len(prompt_P), resumed, len(media), reports)
     parts = [head, text, prompt_P.tobytes(), *_pack_images(media)]
     return b"".join(parts if resume is None else [*parts, pack_completion(number, resume)])
 
 
 def unpack_request(data: bytes) -> EngineRequest:
     """Reads a request."""
-    number, text, prompt, resumed, images = _REQUEST.unpack_from(data)
+    number, text, prompt, resumed, images, reports = _REQUEST.unpack_from(data)
     begin = _REQUEST.size + text
     values = json.loads(data[_REQUEST.size : begin])
     sampling = Sampling(**values | {"stop_tokens": tuple(values["stop_tokens"])})
     prompt_P = np.frombuffer(data, "<i4", prompt, begin)
     media, begin = _unpack_images(data, begin + prompt_P.nbytes, images)
-    return EngineRequest(number, prompt_P, sampling, None if resumed < 0 else unpack_completion(data[begin:])[1], media)
+    resume = None if resumed < 0 else unpack_completion(data[begin:])[1]
+    return EngineRequest(number, prompt_P, sampling, resume, media, reports)
+
+
+def pack_tokens(number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> bytes:
+    """New tokens of a request; ``unpack_tokens`` is the inverse."""
+    arrays = np.asarray(tokens, "<i4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
+    return b"".join([_TOKENS.pack(number, len(tokens)), *arrays])
+
+
+def unpack_tokens(data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
+    """Number, tokens int32 ``[T]`` and log-probabilities float32 ``[T]``."""
+    number, count = _TOKENS.unpack_from(data)
+    tokens_T = np.frombuffer(data, "<i4", count, _TOKENS.size)
+    return number, tokens_T, np.frombuffer(data, "<f4", count, _TOKENS.size + tokens_T.nbytes)
 
 
 class ScoreRequest(NamedTuple):

@@ -1,8 +1,9 @@
 """An environment that another process serves, over a WebSocket: for environments that are heavy or need other packages.
 
-One connection is one episode. Requests and replies are JSON: ``{"method": "reset", "task", "seed"}`` and ``{"method":
-"step", "action"}``; a reply holds a step and the tools, or an error, which says whether the machine or the user is to
-blame. Whatever goes wrong with the connection is an error of the infrastructure: the episode is rebuilt or masked.
+One connection is one episode. Requests and replies are JSON: ``{"method": "reset", "task", "seed"}``, ``{"method":
+"step", "action"}``, and ``{"method": "collect"}`` where a budget has ended the episode. A reply holds a step and the
+tools, or an error, which says whether the machine or the user is to blame. Whatever goes wrong with the connection is
+an error of the infrastructure: the episode is rebuilt or masked.
 
 Only servers that the user has listed are connected to, each with its own key; see ``remote_servers``.
 """
@@ -83,6 +84,10 @@ class RemoteEnvironment(Environment):
     async def step(self, action: Message) -> Step:
         """The server's step; raises as ``reset`` does."""
         return await self._ask({"method": "step", "action": dict(action)})
+
+    async def collect(self) -> Mapping[str, Any]:
+        """See ``Environment.collect``; raises as ``reset`` does."""
+        return (await self._ask({"method": "collect"})).info
 
     async def close(self) -> None:
         """Ends the connection, and with it the episode on the server."""

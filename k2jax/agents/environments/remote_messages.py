@@ -33,11 +33,13 @@ class EnvironmentRequest(NamedTuple):
         task: that begins an episode; None for a step.
         seed: of the episode.
         action: of the step.
+        collects: asks for what the episode has left, in the place of a step.
     """
 
     task: Task | None = None
     seed: int = 0
     action: Mapping[str, Any] = {}
+    collects: bool = False
 
 
 def memory_of(text: str) -> int:
@@ -99,10 +101,12 @@ def read_request(text: str) -> EnvironmentRequest:
         values = read_object(text)
         if values.get("method") == "reset":
             return _reset(values)
+        if values.get("method") == "collect":
+            return EnvironmentRequest(collects=True)
         action = values["action"] if values["method"] == "step" else None
         calls = action.get("tool_calls") or [] if isinstance(action, dict) else None
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise ValueError("it is neither a reset with a task and a seed nor a step with an action")
+            raise ValueError("it is no reset with a task and a seed, no step with an action and no collect")
     except KeyError as error:
         raise UserError(f"a request without {error}") from None
     except ValueError as error:

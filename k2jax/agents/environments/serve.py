@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 
 from k2jax import cli
-from k2jax.agents.environment import Environment, EnvironmentMaker, Step
+from k2jax.agents.environment import Environment, EnvironmentMaker, Observation, Step
 from k2jax.agents.environments.remote import NO_AIOHTTP
 from k2jax.agents.environments.remote_messages import (
     LARGEST_MESSAGE,
@@ -207,6 +207,8 @@ class _Episode:
             return Step(await self._environment.reset(request.task, request.seed))
         if self._environment is None:
             raise UserError("an episode begins with a reset and goes on with steps")
+        if request.collects:
+            return Step(Observation(), truncated=True, info=await self._environment.collect())
         return await self._environment.step(request.action)
 
     async def close(self) -> None:

@@ -1,17 +1,29 @@
 """Agents that are known to work behind the gateway, offline: their commands, settings and versions.
 
 Their settings turn off what was seen of these versions without a network: looking for updates and models, telemetry,
-sharing, plugins, titles. A context's size is only what the agent plans with.
+sharing, plugins, titles. Those that plan with a context's size get the engine's. ``patience`` is that of the clients of
+these versions: 600 s of OpenAI's, and of litellm's completions.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from k2jax.agents.gateway.agents import BlackBoxAgent
 
 _NODE = "npm:node@24"  # npm installs something else, without a word, where Node is too old for a package
-_CONTEXT, _ANSWER = 128_000, 8192
+_CONTEXT, _ANSWER = "${context}", "${max_tokens}"
+_PATIENCE = 600.0
+
+
+def _with_numbers(values: dict[str, Any]) -> str:
+    """Values as JSON; the placeholders of sizes become numbers."""
+    text = json.dumps(values)
+    for name in (_CONTEXT, _ANSWER):
+        text = text.replace(f'"{name}"', name)
+    return text
+
 
 _CLAUDE_CODE = BlackBoxAgent(
     name="claude_code",
@@ -22,6 +34,7 @@ _CLAUDE_CODE = BlackBoxAgent(
     env={
         "ANTHROPIC_BASE_URL": "${base}", "ANTHROPIC_API_KEY": "${key}",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _CONTEXT, "CLAUDE_CODE_MAX_OUTPUT_TOKENS": _ANSWER,
     },
     packages=("npm:@anthropic-ai/claude-code@2.1.330", _NODE),
     needs_cgroup=True,
@@ -34,8 +47,10 @@ _CODEX = BlackBoxAgent(
     files={
         "${home}/.codex/config.toml": "\n".join((
             'model = "${model}"', 'model_provider = "local"', "check_for_update_on_startup = false",
-            'web_search = "disabled"', "[model_providers.local]", 'name = "local"', 'base_url = "${base}/v1"',
-            'env_key = "LOCAL_KEY"', 'wire_api = "responses"', "[analytics]", "enabled = false", "[features]",
+            'web_search = "disabled"', f"model_context_window = {_CONTEXT}",
+            "[model_providers.local]", 'name = "local"', 'base_url = "${base}/v1"', 'env_key = "LOCAL_KEY"',
+            'wire_api = "responses"', "stream_idle_timeout_ms = 86400000",  # it counts events, and no comments
+            "[analytics]", "enabled = false", "[features]",
             "plugins = false", "apps = false", "",
         )),
     },
@@ -48,7 +63,7 @@ _PI = BlackBoxAgent(
     argv=("pi", "-p", "--no-session", "--provider", "local", "--model", "${model}", "${task}"),
     env={"PI_OFFLINE": "1"},
     files={
-        "${home}/.pi/agent/models.json": json.dumps({"providers": {"local": {
+        "${home}/.pi/agent/models.json": _with_numbers({"providers": {"local": {
             "baseUrl": "${base}/v1", "api": "openai-completions", "apiKey": "${key}",
             "models": [{"id": "${model}", "reasoning": True, "contextWindow": _CONTEXT, "maxTokens": _ANSWER}],
         }}}),
@@ -65,7 +80,7 @@ def _opencode_config() -> str:
     chosen = {"model": "local/${model}", "small_model": "local/${model}"}
     # Its permission "ask" would wait for a person. The title is given on the command line.
     title = {"title": {"disable": True}}
-    return json.dumps({"autoupdate": False, "agent": title, "provider": {"local": local}, **chosen})
+    return _with_numbers({"autoupdate": False, "agent": title, "provider": {"local": local}, **chosen})
 
 
 _OPENCODE = BlackBoxAgent(
@@ -112,7 +127,7 @@ _OPENCLAW = BlackBoxAgent(
     name="openclaw",
     argv=("openclaw", "agent", "--local", "--session-id", "task", "--json", "--message", "${task}"),
     files={
-        "${home}/.openclaw/openclaw.json": json.dumps({
+        "${home}/.openclaw/openclaw.json": _with_numbers({
             "models": {"mode": "replace", "providers": {"local": {
                 "baseUrl": "${base}/v1", "apiKey": "${key}", "api": "openai-completions",
                 "models": [{"id": "${model}", "name": "${model}", "reasoning": True, "input": ["text"],
@@ -139,6 +154,7 @@ _MINI = BlackBoxAgent(
         "PYTHONDONTWRITEBYTECODE": "1",
     },
     packages=("pypi:mini-swe-agent==2.4.6", "pypi:mcp==2.3.0"),  # its client of models imports mcp without saying so
+    patience=_PATIENCE,
 )  # fmt: skip
 
 _SMOLAGENTS_PROGRAM = '''\
@@ -165,6 +181,7 @@ _SMOLAGENTS = BlackBoxAgent(
     env={"PYTHONDONTWRITEBYTECODE": "1"},
     files={"${home}/agent.py": _SMOLAGENTS_PROGRAM},
     packages=("pypi:smolagents[openai]==1.26.0",),
+    patience=_PATIENCE,
 )
 
 AGENTS = {

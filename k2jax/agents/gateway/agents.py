@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 from importlib import metadata
 import json
+import math
 from pathlib import Path
 import string
 from typing import Any, Literal
@@ -25,8 +26,9 @@ class BlackBoxAgent:
     """An agent. Its command, environment and files may hold placeholders, written ``${name}``; ``$$`` is a dollar.
 
     The placeholders are ``task`` (the instruction), ``base`` (the rollout's URL, to which OpenAI's clients add
-    ``/v1``), ``key``, ``model`` (a name; any other does as well), ``home``, ``work`` (the folder of the task), and
-    ``agents`` (the folder where agents are installed).
+    ``/v1``), ``key``, ``model`` (a name; any other does as well), ``context`` (the longest prompt with its answer) and
+    ``max_tokens`` (of one answer), ``home``, ``work`` (the folder of the task), and ``agents`` (the folder where agents
+    are installed).
 
     Attributes:
         name: of the agent.
@@ -40,6 +42,8 @@ class BlackBoxAgent:
         needs_cgroup: whether it reserves so many addresses that only a control group can limit its memory, as all that
             runs on Node does.
         memory: limit of the agent and all that it starts [MiB].
+        patience: how long its client waits for an answer that it wants whole, before it asks again; 0 where its answers
+            are streams, which are kept alive, or it waits for ever [s].
     """
 
     name: str
@@ -51,6 +55,7 @@ class BlackBoxAgent:
     packages: tuple[str, ...] = ()
     needs_cgroup: bool = False
     memory: int = 4096
+    patience: float = 0.0
 
     @property
     def version(self) -> str:
@@ -175,6 +180,7 @@ def _wrong_field(agent: BlackBoxAgent) -> str:
         "packages": isinstance(agent.packages, tuple) and all(map(_is_package, agent.packages)),
         "needs_cgroup": isinstance(agent.needs_cgroup, bool),
         "memory": type(agent.memory) is int and agent.memory > 0,
+        "patience": type(agent.patience) in (int, float) and 0 <= agent.patience < math.inf,
     }
     return next((name for name, is_good in good.items() if not is_good), "")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+import contextlib
 from typing import Any
 
 from starlette.applications import Starlette
@@ -96,7 +97,8 @@ class AgentEndpoints:
                 raise unavailable("the gateway is shutting down")
             session.check_recorded()
             async with self._arrivals.of(request, session.name) as arrival:
-                prepared = await self._prepare(session, dialect, arrival)
+                with _noting_length(session):
+                    prepared = await self._prepare(session, dialect, arrival)
             if self._gateway.running >= self._max_running or session.in_progress >= MOST_ANSWERS:
                 raise busy("too many answers are being generated")
             if session.in_progress and session.held_bytes + prepared.held_bytes > MOST_HELD:
@@ -178,6 +180,17 @@ class OperatorEndpoints:
             return self._gateway.session(request.path_params["rollout"])
         except UserError as error:
             raise ApiError(404, str(error)) from None
+
+
+@contextlib.contextmanager
+def _noting_length(session: GatewaySession) -> Iterator[None]:
+    """Keeps why a prompt is too long for the model."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code == "context_length_exceeded":
+            session.refused = error.message
+        raise
 
 
 def _read(body: Any, dialect: Dialect, gateway: Gateway) -> tuple[Conversation, tuple[str, ...]]:

@@ -62,6 +62,7 @@ def black_box(
     wall: float = 86400.0,
     answer: float = 3600.0,
     side_calls: int = -1,
+    train_side_calls: bool = False,
 ) -> BlackBoxScaffold:
     """Makes the scaffold of an agent.
 
@@ -70,10 +71,11 @@ def black_box(
         folder: where it is installed; by default what the variable K2JAX_AGENTS says.
         version: that is installed, if not the one for which the agent is described.
         seconds: that it may work without waiting for the model [s]. Processor time that it uses while it waits counts.
-        context: longest prompt with its answer [tokens]; the engine's own limit holds beside it.
+        context: longest prompt with its answer [tokens]; the agent is told the engine's own limit where that is lower.
         wall: that the episode may last, waiting included [s].
         answer: that the model has for one answer [s].
         side_calls: most side calls that are answered; -1 is the gateway's default, see ``GatewayRollout``.
+        train_side_calls: whether what the model samples in them is trained on, with the reward of the episode.
 
     Raises:
         UserError: there is no such agent, or it is not installed in this version.
@@ -89,7 +91,9 @@ def black_box(
     described.check_installed(folder)
     if min(seconds, wall, answer) <= 0 or context < 1 or side_calls < -1:
         raise UserError(f"the scaffold of {agent} needs seconds, wall, answer and context above 0, side_calls from -1")
-    return BlackBoxScaffold(described, folder, AgentLimits(seconds, context, wall, answer, side_calls))
+    return BlackBoxScaffold(
+        described, folder, AgentLimits(seconds, context, wall, answer, side_calls), train_side_calls
+    )
 
 
 class AgentLimits(NamedTuple):
@@ -116,10 +120,15 @@ class BlackBoxScaffold:
 
     needs_this_machine = True
 
-    def __init__(self, agent: BlackBoxAgent, folder: str, limits: AgentLimits):
+    def __init__(self, agent: BlackBoxAgent, folder: str, limits: AgentLimits, train_side_calls: bool = False):
         """Runs ``agent``, installed in ``folder`` if it needs one; see ``black_box``."""
         self.agent = agent
-        self._folder, self._limits = folder, limits
+        self._folder, self._limits, self._train_side_calls = folder, limits, train_side_calls
+
+    @property
+    def patience(self) -> float:
+        """How long the agent's client waits for an answer that it wants whole; 0 is for ever [s]."""
+        return self.agent.patience
 
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
         """See ``k2jax.agents.scaffolds``.
@@ -137,14 +146,16 @@ class BlackBoxScaffold:
             )
         client = EpisodeClient(rollout.client)
         media = rollout.media and EpisodeMedia(rollout.media, client)
-        vocab = rollout.tokenizer.vocab_size
-        card = ModelCard("k2", rollout.tokenizer, vocab, self._limits.context, chat=rollout.chat, media=media)
+        vocab, longest = rollout.tokenizer.vocab_size, await client.longest_sequence()
+        context = self._limits.context if longest is None else min(self._limits.context, longest)
+        card = ModelCard("k2", rollout.tokenizer, vocab, context, chat=rollout.chat, media=media)
         gateway = Gateway(client, card, answer_seconds=self._limits.answer)
         access = gateway.open(self._described(rollout, sampling), ROLLOUT)
         result, outcome = await self._work(rollout, environment, gateway, access, client)
         session = gateway.session(ROLLOUT)
-        if not session.requests and client.refused is not None:  # the task itself does not fit: no policy's mistake
-            raise PromptTooLongError(f"the first request of the agent {self.agent.name} is refused: {client.refused}")
+        refused = client.refused or session.refused
+        if not session.requests and refused:  # the task itself does not fit: no policy's mistake
+            raise PromptTooLongError(f"the first request of the agent {self.agent.name} is refused: {refused}")
         if not session.requests and session.in_progress:
             gateway.cancel_all()
             raise EnvironmentFailedError(f"the model has given the agent {self.agent.name} no answer in its time")
@@ -153,11 +164,14 @@ class BlackBoxScaffold:
             raise EnvironmentFailedError(f"the agent {self.agent.name} asked its model nothing: {shown!a}")
         over = any(request.get("over_budget") for request in session.requests)
         is_idle = not any(request["tokens"] for request in session.requests if request["history"] == 0)
-        is_cut = isinstance(result, str) or over or is_idle or client.refused is not None
+        is_cut = bool(isinstance(result, str) or over or is_idle or refused)
         status: Status = "truncated" if is_cut else "finished"
         recorded = await _closed(gateway, status)
         _fill(rollout.trajectory, recorded, status)
-        rollout.trajectory.metadata |= {OUTCOME: dict(outcome), "agent": self._report(result, client, is_idle)}
+        rollout.trajectory.metadata |= {
+            OUTCOME: dict(outcome),
+            "agent": self._report(result, client, is_idle, bool(refused)),
+        }
 
     async def _work(
         self, rollout: Rollout, environment: Environment, gateway: Gateway, access: RolloutAccess, client: EpisodeClient
@@ -171,7 +185,7 @@ class BlackBoxScaffold:
                     f"the agent {self.agent.name} runs on Node, whose memory only a control group can limit, and this "
                     "machine lets this user make none; see python -m k2jax.sandbox check"
                 )
-            agent = self.agent.filled(self._values(rollout.task, access, environment.folder))
+            agent = self.agent.filled(self._values(rollout.task, access, environment.folder) | _sizes(gateway))
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
             command = forwarded(agent.argv, str(socket), port=PORT)
@@ -231,19 +245,26 @@ class BlackBoxScaffold:
             sampling=sampling,
             budget=task.budget,
             declares_tools=self.agent.turns == "tools",
+            train_side_calls=self._train_side_calls,
             side_calls=None if self._limits.side_calls < 0 else self._limits.side_calls,
         )
 
-    def _report(self, result: ExecResult | str, client: EpisodeClient, is_idle: bool) -> dict[str, Any]:
+    def _report(self, result: ExecResult | str, client: EpisodeClient, is_idle: bool, is_long: bool) -> dict[str, Any]:
         """What is kept of the agent's run for readers."""
         report: dict[str, Any] = {"name": self.agent.name, "version": self.agent.version}
         if isinstance(result, str):
             return report | {"ended_by": result}
         output = (result.stderr or result.stdout).decode(errors="replace")[-_KEPT_OUTPUT:]
-        ended = "memory" if result.out_of_memory else "context" if client.refused else "itself"
+        ended = "memory" if result.out_of_memory else "context" if is_long else "itself"
         ended = "itself, without a turn of its own" if is_idle and ended == "itself" else ended
         seconds = {"seconds": result.seconds, "waited": client.waited}
         return report | {"ended_by": ended, "code": result.code, **seconds, "output": output}
+
+
+def _sizes(gateway: Gateway) -> dict[str, str]:
+    """What an agent plans with: the longest prompt with its answer, and the longest answer [tokens]."""
+    context, asked = gateway.card.max_length, gateway.session(ROLLOUT).spec.sampling.max_tokens
+    return {"context": str(context), "max_tokens": str(max(1, min(asked, context - 1)))}
 
 
 async def _closed(gateway: Gateway, status: Status) -> list[Trajectory]:

@@ -80,6 +80,10 @@ class EpisodeClient(Client):
         """Log-probabilities of given tokens; see ``Client.score``."""
         return await self._ask(lambda: self._client.score(ids, start, media))
 
+    async def longest_sequence(self) -> int | None:
+        """See ``Client.longest_sequence``."""
+        return await self._client.longest_sequence()
+
     async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if not self._waiting:
             self._since, self._worked = time.monotonic(), self.processor()

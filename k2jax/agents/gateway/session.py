@@ -49,6 +49,7 @@ class GatewaySession:
         in_progress: answers that are being generated or wait for the budget.
         held_bytes: memory of the requests of these, roughly.
         sampled_tokens: tokens that the model has sampled in all answers.
+        refused: why a prompt was refused because of its length; empty where none was.
         is_closed: whether its key is void, because it ends or has ended.
         has_ended: whether its end is in the log.
         ending: held by whoever ends it.
@@ -61,6 +62,7 @@ class GatewaySession:
         self.requests: list[dict[str, Any]] = []
         self.running = self.in_progress = self.held_bytes = self.sampled_tokens = 0
         self.is_closed = self.has_ended = False
+        self.refused = ""
         self.ending = asyncio.Lock()
         self._card, self._write = card, write
         self._turns = 0  # calls of the model so far, of any kind

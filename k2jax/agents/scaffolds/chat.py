@@ -15,6 +15,9 @@ from k2jax.trajectory.types import NO_TURN, ROOT
 class ChatScaffold:
     """Answers and observations in turn, until the environment ends the episode or a budget is used up.
 
+    What an episode has left in its environment when a budget ends it is collected for its verifier, as at any other
+    end, unless its task says that such episodes are not judged.
+
     Args:
         context: see ``k2jax.agents.scaffolds.context``.
         tokens: length of a context from which on it is managed; 0 is no threshold.
@@ -30,14 +33,16 @@ class ChatScaffold:
 
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
         """See ``k2jax.agents.scaffolds``."""
-        trajectory, budget = rollout.trajectory, rollout.task.budget
+        trajectory, task, budget = rollout.trajectory, rollout.task, rollout.task.budget
         if self._context != "none" and budget.steps is None and budget.tokens is None:
             raise UserError(
-                f"the task {rollout.task.id!r} has neither a budget of steps nor of tokens, and with "
+                f"the task {task.id!r} has neither a budget of steps nor of tokens, and with "
                 f"context={self._context} no length ends its episode; set config.rl.tasks.*.steps"
             )
         try:
             node, step = await rebuild(rollout, environment)
+            if trajectory.nodes[-1].finish == "length":  # what it had left could not be collected
+                raise EpisodeTruncatedError
             while not (step.terminated or step.truncated):
                 node = await context.manage(rollout, node, self._context, self._threshold, sampling)
                 node = await rollout.generate(node, sampling)
@@ -51,6 +56,8 @@ class ChatScaffold:
                 trajectory.metadata[OUTCOME] = dict(step.info)
         except EpisodeTruncatedError:
             trajectory.status = "truncated"
+            if task.judge_truncated and (left := await environment.collect()):
+                trajectory.metadata[OUTCOME] = dict(left)
         except EpisodePausedError:
             trajectory.status = "unfinished"
 

@@ -78,6 +78,8 @@ async def play(task: Task, environment: Environment, policy: Policy, seed: int =
                 messages.append(message)
             if turn_of(messages) >= limit:
                 trajectory.status = "truncated"
+                if task.judge_truncated and (left := await environment.collect()):
+                    trajectory.metadata[OUTCOME] = dict(left)
                 return trajectory
             action = policy(task, messages)
             node = trajectory.add(_acted(node, turn_of(messages), action))

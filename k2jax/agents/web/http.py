@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 import contextlib
 from typing import Any
 
@@ -26,6 +26,9 @@ from k2jax.agents.api.dialect import openai_error
 from k2jax.agents.api.encoding import dump_json, encode_event
 from k2jax.errors import abbreviate
 
+KEEP_ALIVE_SECONDS = 15.0
+"""Silence of a stream after which the client gets bytes that say nothing: the least patient agent waits 60 s [s]."""
+
 
 def json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
     """Returns a JSON response."""
@@ -44,6 +47,8 @@ class EventStream(Response):
 
     Args:
         events: the values of the events, see ``encode_event``; those of a list are sent together.
+        keep_alive: sent while there are none, see ``KEEP_ALIVE_SECONDS``: the client must not take a model that is held
+            between two iterations of a training, or that is slow, for one that is gone.
         on_end: called when everything is sent or the client has disconnected.
         on_abandon: called if the client disconnects before the end.
     """
@@ -51,23 +56,42 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[Sequence[Any]], on_end: Callable[[], None], on_abandon: Callable[[], None]
+        self,
+        events: AsyncIterator[Sequence[Any]],
+        keep_alive: bytes,
+        on_end: Callable[[], None],
+        on_abandon: Callable[[], None],
     ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._on_end, self._on_abandon = events, on_end, on_abandon
+        self._events, self._keep_alive = events, keep_alive
+        self._on_end, self._on_abandon = on_end, on_abandon
+        self._last_sent = 0.0  # on the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async with on_disconnect(receive, self._on_abandon):
+            async with on_disconnect(receive, self._on_abandon), background(self._keep_alive_on(send)):
                 async for values in self._events:
                     if body := b"".join(map(encode_event, values)):
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                        await self._send(send, body)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._on_end()
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _keep_alive_on(self, send: Send) -> None:
+        """Breaks every silence, until it is cancelled."""
+        clock = asyncio.get_running_loop().time
+        self._last_sent = clock()
+        while True:
+            await asyncio.sleep(self._last_sent + KEEP_ALIVE_SECONDS - clock())
+            if clock() - self._last_sent >= KEEP_ALIVE_SECONDS:
+                await self._send(send, self._keep_alive)
 
 
 async def respond(
@@ -82,6 +106,8 @@ async def respond(
     on_abandon: Callable[[], None],
 ) -> Response:
     """Returns the response to a request, whole or as a stream.
+
+    A stream is kept alive while the model says nothing; a client that wants the answer whole waits in silence.
 
     Args:
         receive: of the HTTP request, whose body has been read.
@@ -98,7 +124,7 @@ async def respond(
     """
     response = dialect.respond(request, card)
     if request.stream:
-        return EventStream(_events(dialect, response, deltas, usage), on_end, on_abandon)
+        return EventStream(_events(dialect, response, deltas, usage), dialect.keep_alive, on_end, on_abandon)
     try:
         async with on_disconnect(receive, on_abandon):
             async for delta in deltas:
@@ -130,7 +156,14 @@ async def on_disconnect(receive: Receive, callback: Callable[[], None]) -> Async
             pass
         callback()
 
-    task = asyncio.create_task(watch())
+    async with background(watch()):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs a coroutine beside the block, and cancels it at its end."""
+    task = asyncio.create_task(coroutine)
     try:
         yield
     finally:

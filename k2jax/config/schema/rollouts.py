@@ -55,6 +55,7 @@ class TaskConfig:
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
     limits: tuple[str, ...] = ()  #: of sandboxes, "memory=MIB", "disk=MIB", "files=N", "processes=N"; "test_seconds=S"
     episode_prompt_tokens: NonNegativeInt = 0  #: most tokens of all prompts of an episode; 0 is no limit [tokens]
+    judge_truncated: bool = True  #: ask the verifier of files and patches where a budget ended the episode; else 0
     pass_rates: str = ""  #: JSON file by python -m k2jax.trajectories --pass_rates, to filter by difficulty; empty: all
     pass_band: tuple[Share, ...] = (0.1, 0.9)  #: least and largest pass rate of the tasks that are trained on
 

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from k2jax.agents.collect.event_loop import LagProbe
+from k2jax.agents.collect.pauses import Pauses, least_patience
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
@@ -30,7 +31,7 @@ from k2jax.rl.workers.tracing import IterationTrace
 from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.window_metrics import batch_record, lag_record
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
-from k2jax.train.run import Run
+from k2jax.train.run import Run, say
 from k2jax.trajectory.store import TrajectoryStore
 
 
@@ -73,6 +74,7 @@ class WorkerSampler:
         self._methods, self.episodes = methods, episodes
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._retention = VerdictRetention(log, run.workdir)
+        self._pauses = Pauses(least_patience(run.config), say)
         self._failures, self._record = FailureGuard(run.note), {}
 
     def begin(self, step: int) -> None:
@@ -101,6 +103,7 @@ class WorkerSampler:
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
         self._record["engine_busy"] = (self._client.busy_seconds - busy) / seconds
+        self._record["pause_seconds"] = self._pauses.longest()
         self._record |= batch_record(self._batch, self._rollouts.running) | lag_record(self._lag)
         self.store(step, groups)
         self._failures.check(step, groups)
@@ -148,6 +151,7 @@ class WorkerSampler:
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
+            generating.enter_context(self._pauses.generation())
             for client in self._clients:
                 generating.enter_context(client.generating())
             with self._trace.phase("generate"):

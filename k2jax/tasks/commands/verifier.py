@@ -34,7 +34,7 @@ class ShellTest(Verifier):
         """
         left = trajectory.metadata.get(OUTCOME, {}).get("texts", {})
         missing = [path for path in task.metadata[OUTPUTS] if path not in left]
-        if trajectory.status != "finished" or missing:
+        if missing:
             return Reward(0.0, info={"missing": missing})
         for path, content in (
             plain_files(task) | {path: text.encode(errors="replace") for path, text in left.items()}

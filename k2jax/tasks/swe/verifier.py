@@ -49,7 +49,7 @@ class SWEVerifier(Verifier):
         """
         outcome = trajectory.metadata.get(OUTCOME, {})
         patch = str(outcome.get("patch", ""))
-        if trajectory.status != "finished" or not patch:
+        if not patch:
             return Reward(0.0, info={"patch": bool(patch), "too_large": bool(outcome.get("too_large"))})
         controls = await controls_of(task, sandbox)
         tree = await make_tree(task, sandbox, patch)

@@ -38,7 +38,7 @@ class TerminalVerifier(Verifier):
             SandboxError: the sandbox failed.
         """
         outcome = trajectory.metadata.get(OUTCOME, {})
-        if trajectory.status != "finished" or not outcome.get("archive"):
+        if not outcome.get("archive"):
             return Reward(0.0, info={"files": False, "reason": outcome.get("reason", "")})
         left_out = {"left_out": outcome["left_out"]} if outcome.get("left_out") else {}
         secret = secrets.token_hex(16)

@@ -1,13 +1,16 @@
 """Engines behind sockets: answers, refusals, ends; and a real one whose answers depend on nothing beside them."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
 
 from k2jax.agents.collect.engine_socket import EngineLostError, EngineServer, EngineSocketClient
+from k2jax.agents.collect.routing import RoutedClient, Router
+from k2jax.agents.collect.token_reports import ReportedTokens
 from k2jax.agents.collect.wire_messages import EngineLoad
-from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
+from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
 from k2jax.errors import UserError
 from k2jax.serve.engine_process import AloneClient
 
@@ -95,3 +98,68 @@ def test_answers_of_an_engine_that_answers_one_at_a_time_do_not_depend_on_the_or
     for number in range(6):
         np.testing.assert_array_equal(first[number].tokens, second[number].tokens)
         assert first[number].logprobs.tobytes() == second[number].logprobs.tobytes()
+
+
+class Measured(ScriptedClient):
+    """Takes a while between two tokens, and says how long a sequence may be."""
+
+    async def longest_sequence(self):
+        return 77
+
+    async def generate(self, prompt, sampling, *, on_token=None, **options):
+        def late(token, logprob):
+            time.sleep(0.002)
+            return on_token(token, logprob)
+
+        return await super().generate(prompt, sampling, on_token=on_token and late, **options)
+
+
+@pytest.mark.parametrize("resumed", [0, 2])
+def test_tokens_are_reported_as_they_come_and_an_answer_ends_where_they_are_enough(tmp_path, resumed):
+    path, script, asked = tmp_path / "engine", list(range(10, 40)), Sampling(max_tokens=30)
+
+    async def exchange():
+        serving = asyncio.ensure_future(EngineServer(Measured(lambda p, s: script)).serve(path))
+        client = EngineSocketClient(path, patience=5)
+        resume = (await client.generate([1], Sampling(max_tokens=2))) if resumed else None
+        seen, enough = [], []
+        whole = await client.generate([1], asked, resume=resume, on_token=lambda *token: seen.append(token))
+        cut = await client.generate(
+            [1], asked, resume=resume, on_token=lambda token, _: bool(enough.append(token)) or token == 15
+        )
+        longest = await client.longest_sequence()
+        await client.close()
+        serving.cancel()
+        return seen, whole, enough, cut, longest
+
+    seen, whole, enough, cut, longest = asyncio.run(exchange())
+    assert [token for token, _ in seen] == script[resumed:] and whole.tokens.tolist() == script
+    assert [logprob for _, logprob in seen] == whole.logprobs[resumed:].tolist()
+    assert enough == script[resumed:6] and (cut.tokens.tolist(), cut.finish) == (script[:6], "stop")
+    assert len(cut.logprobs) == len(cut.versions) == 6 and longest == 77
+
+
+def test_the_longest_sequence_of_several_engines_is_what_each_of_them_serves():
+    class Of(ScriptedClient):
+        def __init__(self, longest):
+            super().__init__(lambda p, s: [1])
+            self._longest = longest
+
+        async def longest_sequence(self):
+            return self._longest
+
+    async def longest(*engines):
+        routed = RoutedClient([AloneClient(Of(each), None) for each in engines], Router(len(engines)))
+        return await routed.longest_sequence(), await routed.subagents.longest_sequence()
+
+    assert asyncio.run(longest(77, 60, None)) == (60, 60) and asyncio.run(longest(None)) == (None, None)
+
+
+def test_what_came_after_the_last_wanted_token_is_dropped_with_its_routes():
+    reported = ReportedTokens(lambda token, logprob: token == 2, resumed=1)
+    assert not reported.add(np.array([1]), np.zeros(1)) and reported.add(np.array([2, 3]), np.zeros(2))
+    assert not reported.add(np.array([4]), np.zeros(1))
+    experts = np.zeros((4 + 5 - 1, 1, 1), np.int16)
+    arrays = np.arange(5, dtype=np.int32), np.zeros(5, np.float32), np.zeros(5, np.int64)
+    cut = reported.cut(4, Completion(*arrays, "length", experts))
+    assert (cut.tokens.tolist(), cut.finish, len(cut.experts)) == ([0, 1, 2], "stop", 6)

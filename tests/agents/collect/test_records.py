@@ -75,7 +75,7 @@ def test_requests_and_completions_survive_the_wire(prompt, count, sampling, laye
     experts = None if layers is None else np.arange(count * layers[0] * layers[1], dtype=np.int16)
     experts = None if layers is None else experts.reshape(count, *layers)
     completion = new_completion(range(count), [-0.5] * count, [7] * count, "cancelled", None, experts)
-    number, arrived, same, resume, _ = engine.unpack_request(engine.pack_request(3, prompt, sampling, completion))
+    number, arrived, same, resume, *_ = engine.unpack_request(engine.pack_request(3, prompt, sampling, completion))
     assert (number, arrived.tolist(), same, resume.finish) == (3, prompt, sampling, "cancelled")
     for ours, theirs in zip(completion[:3], resume[:3], strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -45,18 +45,17 @@ def shortened(value, key=""):
 
 async def run_agent(name, client, folder=FOLDER, version="", seconds=300):
     """An episode of an agent, its reward, and its requests as (path, body)."""
-    seen, read = [], app.read_json
+    seen, read = [], app._read
 
-    async def keep(request, limit):
-        body = await read(request, limit)
-        seen.append((request.url.path, body))
-        return body
+    def keep(body, dialect, gateway):
+        seen.append((f"/r/episode{dialect.path}", json.loads(json.dumps(body))))
+        return read(body, dialect, gateway)
 
     scaffold = f"black_box agent={name} folder={folder} seconds={seconds}" + (f" version={version}" if version else "")
     of = dataclasses.replace(task(), scaffold=scaffold)
     environment = FilesEnvironment(Services(lambda: backend("bubblewrap")))
     sampling = Sampling(max_tokens=500, temperature=0.7)
-    with mock.patch.object(app, "read_json", keep):
+    with mock.patch.object(app, "_read", keep):
         trajectory = await run_episode(
             of, client, CHAT, TOKENIZER, environment, key=EpisodeKey("train", 0, 0, 0), seed=0, sampling=sampling
         )

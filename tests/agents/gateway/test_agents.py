@@ -5,6 +5,7 @@ Recordings of ``tests.agents.gateway.record`` are told again with the same outco
 """
 
 import json
+import tomllib
 
 import pytest
 
@@ -73,3 +74,20 @@ def test_a_recorded_agent_is_recorded_again_in_the_same_way(name):
 
 def test_every_agent_has_a_recording():
     assert sorted(KNOWN_AGENTS) == NAMES
+
+
+def test_agents_that_plan_with_a_context_are_told_the_engines_in_numbers():
+    values = dict.fromkeys(("task", "base", "key", "model", "home", "work", "agents"), "x")
+    agents = [agent.filled(values | {"context": "8192", "max_tokens": "1024"}) for agent in KNOWN_AGENTS.values()]
+    told = {}
+    for agent in agents:
+        texts = [*agent.env.values(), *agent.files.values()]
+        for text in texts:
+            if text.startswith("{"):
+                json.loads(text)
+        told[agent.name] = any("8192" in text for text in texts)
+    assert {name for name, is_told in told.items() if not is_told} == {"cline", "mini_swe_agent", "smolagents"}
+    codex = tomllib.loads(next(agent for agent in agents if agent.name == "codex").files["x/.codex/config.toml"])
+    assert codex["model_context_window"] == 8192 and codex["analytics"] == {"enabled": False}
+    assert codex["model_providers"]["local"]["stream_idle_timeout_ms"] == 86_400_000
+    assert {agent.name for agent in agents if agent.patience} == {"mini_swe_agent", "smolagents"}

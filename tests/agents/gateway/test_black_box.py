@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from k2jax.agents.collect.engine_socket import EngineServer, EngineSocketClient
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import FilesEnvironment
@@ -17,10 +18,11 @@ from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
 from k2jax.agents.registry import environments, scaffolds
 from k2jax.agents.task import Budget
-from k2jax.client import Sampling, ScriptedClient
+from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.config import replace_keys
 from k2jax.errors import UserError
-from k2jax.inference import LockstepClient
+from k2jax.inference import ContinuousClient, LockstepClient
+from k2jax.inference.weights import named_leaves
 from k2jax.tasks.file_answers.dataset import texts_left
 from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
@@ -29,7 +31,7 @@ from k2jax.trajectory import verify
 from tests.agents.gateway.forward_pass import VERSION, check_logprobs
 from tests.agents.gateway.repository import FILES, INSTRUCTION, MEND, HiddenTest, small_agent, task, write_agent
 from tests.agents.sandbox.backends import backend
-from tests.inference.tiny import GQA, engine
+from tests.inference.tiny import GQA, engine, weights
 
 BYTES = byte_tokenizer()
 PLAIN = configured_chat(BYTES, "compact")
@@ -154,6 +156,69 @@ ask("Summarise", [])
 """
 
 
+STREAMS = """
+import json, sys, urllib.request
+base, key, patience = sys.argv[1:]
+options = {"timeout": float(patience)} if patience != "0" else {}
+body = {"model": "any", "messages": [{"role": "user", "content": "Go"}], "stream": patience != "0"}
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+request = urllib.request.Request(base + "/v1/chat/completions", json.dumps(body).encode(), headers)
+with urllib.request.urlopen(request, **options) as answer:
+    lines = answer.read().decode().splitlines()
+json.dump([line.startswith(": keep-alive") for line in lines].count(True), open("kept.json", "w"))
+"""
+
+
+class Slowed(ContinuousClient):
+    """Takes a while for each token, so that a test can hold it in the midst of an answer."""
+
+    async def generate(self, prompt, sampling, *, on_token, **options):
+        def late(token, logprob):
+            time.sleep(0.02)
+            return on_token(token, logprob)
+
+        return await super().generate(prompt, sampling, on_token=late, **options)
+
+
+@pytest.mark.parametrize("place", ["here", "in a worker"])
+def test_a_pause_of_training_in_the_midst_of_an_answer_only_makes_it_longer(tmp_path, monkeypatch, place):
+    """One agent streams and waits less than the pause, the other wants its answer whole: both go on."""
+    monkeypatch.setattr("k2jax.agents.web.http.KEEP_ALIVE_SECONDS", 0.1)
+    leaves, sampling = list(named_leaves(weights(MODEL))), Sampling(max_tokens=100, temperature=1.0)
+
+    async def run():
+        client, episodes = Slowed(tiny_engine()), []
+        serving = asyncio.ensure_future(EngineServer(client).serve(tmp_path / "engine"))
+        asked = client if place == "here" else EngineSocketClient(tmp_path / "engine")
+        for number, patience in enumerate(("1.0", "0")):
+            agent = small_agent(argv=(*small_agent().argv[:-1], patience), files={"${home}/agent.py": STREAMS})
+            (tmp_path / patience).mkdir()
+            options = {"sampling": sampling, "key": EpisodeKey("train", 0, 0, number)}
+            episodes.append(asyncio.ensure_future(episode(asked, agent, tmp_path / patience, **options)))
+        before = client.stats().tokens_generated
+        with client.generating():
+            while client.stats().running < 2 or client.stats().tokens_generated < before + 12:
+                await asyncio.sleep(0.01)
+        tiny_engine().update_params(leaves, VERSION + 1)
+        await asyncio.sleep(1.5)
+        assert not any(each.done() for each in episodes)
+        with client.generating():
+            ended = await asyncio.gather(*episodes)
+        serving.cancel()
+        client.stop()
+        tiny_engine().update_params(leaves, VERSION)
+        return ended
+
+    streamed, whole = asyncio.run(run())
+    for ended in (streamed, whole):
+        [answer] = [node for node in ended.nodes if node.turn >= 0]
+        [request] = ended.metadata["requests"]
+        assert ended.status == "finished" and not request["abandoned"] and verify(ended, MODEL.vocab) == []
+        assert sorted(set(answer.versions.tolist())) == [VERSION, VERSION + 1]
+        assert ended.metadata["agent"]["waited"] > 1.5
+    assert int(texts_left(streamed)["kept.json"]) >= 8 and texts_left(whole)["kept.json"] == "0"
+
+
 def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_path):
     agent = small_agent(files={"${home}/agent.py": SIDE_CALLS.replace("$", "$$")}, turns="tools")
     client = LockstepClient(tiny_engine())
@@ -173,11 +238,58 @@ def test_side_calls_are_trees_beside_the_agents_own_and_are_not_trained_on(tmp_p
     assert INSTRUCTION in texts[2] and "title" not in texts[2]  # each below its own prompt
 
 
+def test_side_calls_are_trained_on_where_the_scaffold_says_so(tmp_path):
+    agent = small_agent(files={"${home}/agent.py": SIDE_CALLS.replace("$", "$$")}, turns="tools")
+    trajectory = run_small(tmp_path, "x", agent=agent, more="train_side_calls=true")
+    assert [node.mask.all() for node in trajectory.nodes if node.turn >= 0] == [True, True, True]
+
+
+TELLS = """
+import json, sys, urllib.request
+base, key, context, longest = sys.argv[1:]
+sizes = {"context": int(context), "longest": int(longest)}
+json.dump(sizes, open("sizes.json", "w"))
+def ask(text):
+    body = json.dumps({"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": 9999}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(base + "/v1/chat/completions", body, headers)).read()
+FIRST
+ask("x" * (sizes["context"] - 10))
+ask("y" * sizes["context"])
+"""
+
+
+def telling_agent(first="pass"):
+    source = TELLS.replace("$", "$$").replace("FIRST", first)
+    return small_agent(
+        argv=(*small_agent().argv[:-1], "${context}", "${max_tokens}"), files={"${home}/agent.py": source}
+    )
+
+
+@pytest.mark.parametrize(("more", "longest"), [("", 512), ("context=200", 200)])
+def test_an_agent_is_told_the_engines_context_and_its_answers_are_cut_to_what_is_left(tmp_path, more, longest):
+    sampling = Sampling(max_tokens=300, temperature=1.0)
+    client = LockstepClient(tiny_engine())
+    [ended] = asyncio.run(together(client, [episode(client, telling_agent(), tmp_path, more=more, sampling=sampling)]))
+    told = json.loads(texts_left(ended)["sizes.json"])
+    assert told == {"context": longest, "longest": min(300, longest - 1)}
+    [answer] = [node for node in ended.nodes if node.turn >= 0]
+    assert len(ended.path_tokens(answer.parent)) + len(answer.tokens) == longest or answer.finish == "stop"
+    assert (ended.status, ended.metadata["agent"]["ended_by"]) == ("truncated", "context")
+
+
+def test_a_first_request_that_does_not_fit_is_a_mistake_in_the_task(tmp_path):
+    for context in (100, 600):
+        agent, client = telling_agent('ask("z" * 700)'), LockstepClient(tiny_engine())
+        with pytest.raises(PromptTooLongError, match="the first request of the agent small is refused"):
+            asyncio.run(together(client, [episode(client, agent, tmp_path, more=f"context={context}")]))
+
+
 def test_what_ends_an_agent_early_truncates_its_episode(tmp_path):
-    late = run_small(tmp_path, "$sleep 60", "Done.", more="seconds=4")
+    late = run_small(tmp_path, f"${MEND}\n$sleep 60", "Done.", more="seconds=4")
     over = run_small(tmp_path, "$echo 1", "Done.", of=task(budget=Budget(steps=1)))
     long = run_small(tmp_path, "$true", "Done.", sampling=Sampling(max_tokens=4))
-    assert (late.status, late.metadata["agent"]["ended_by"]) == ("truncated", "time") and late.sampled_tokens
+    assert (late.status, late.metadata["agent"]["ended_by"]) == ("truncated", "time") and judged(late) == 1.0
     assert over.status == "truncated" and over.sampled_tokens == len("$echo 1") + 1
     assert long.status == "finished" and long.nodes[-1].finish == "length"
 
@@ -220,6 +332,7 @@ def test_a_wrong_scaffold_is_said_in_one_line_before_a_run_begins(tmp_path, text
     [
         {"argv": []}, {"argv": "sh"}, {"env": {"A": 1}}, {"turns": "some"}, {"packages": ["codex@1"]},
         {"packages": ["npm:codex"]}, {"memory": 0}, {"needs_cgroup": 1}, {"files": []}, {"name": ""}, {"colour": 1},
+        {"patience": -1},
     ],
 )  # fmt: skip
 def test_a_wrong_field_of_an_own_agent_is_named(tmp_path, values):
@@ -253,72 +366,3 @@ def test_the_same_task_is_solved_by_a_white_box_scaffold_with_tools(tmp_path):
     trajectory = asyncio.run(run_episode(of, client, PLAIN, BYTES, environment(), **options))
     assert trajectory.status == "finished" and trajectory.answer == "Done."
     assert judged(trajectory) == 1.0
-
-
-ASKING = """
-import json, sys, threading, time, urllib.request
-base, key, task = sys.argv[1:]
-def ask(content):
-    body = json.dumps({"model": "any", "messages": [{"role": "user", "content": content}]}).encode()
-    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
-    try:
-        urllib.request.urlopen(urllib.request.Request(base + "/v1/chat/completions", body, headers)).read()
-    except Exception as error:
-        return str(error)
-def forever():
-    while True: ask("q%f" % time.time())
-"""
-ALWAYS_ASKS = (
-    ASKING
-    + """
-threading.Thread(target=forever, daemon=True).start()
-began = time.time()
-while time.time() - began < 40: sum(range(1000))
-"""
-)
-
-
-class Slow(ScriptedClient):
-    """Takes a while for each answer; ``seconds`` of 0 is for ever."""
-
-    seconds = 0.5
-
-    async def generate(self, *arguments, **options):
-        await asyncio.sleep(self.seconds or 3600)
-        return await super().generate(*arguments, **options)
-
-
-class Never(Slow):
-    seconds = 0
-
-
-def asking_agent(source, turns):
-    return small_agent(files={"${home}/agent.py": source.replace("$", "$$")}, turns=turns)
-
-
-@pytest.mark.parametrize(
-    ("client", "source", "turns", "more", "ended_by"),
-    [
-        (Slow, ALWAYS_ASKS, "all", "seconds=2", "time"),
-        (Slow, ASKING + "forever()", "all", "seconds=60 wall=3", "wall time"),
-        (ScriptedClient, ASKING + "for n in range(9): ask(str(n))", "tools", "side_calls=4",
-         "itself, without a turn of its own"),
-    ],
-    ids=["a thread that always asks", "a thread that asks for ever", "side calls alone"],
-)  # fmt: skip
-def test_the_clocks_and_budgets_of_an_agent_hold(tmp_path, monkeypatch, client, source, turns, more, ended_by):
-    monkeypatch.setattr("k2jax.agents.gateway.black_box.LAST_TOKEN_SECONDS", 0.5)
-    began = time.monotonic()
-    ended = asyncio.run(episode(client(answers("x")), asking_agent(source, turns), tmp_path, more=more))
-    assert (ended.status, ended.metadata["agent"]["ended_by"]) == ("truncated", ended_by), ended.error
-    assert time.monotonic() - began < 25
-    answered = sum(request["tokens"] > 0 for request in ended.metadata["requests"])
-    assert turns == "all" or (ended.metadata["counts"]["requests"], answered) == (9, 4)
-
-
-def test_a_model_that_never_answers_is_a_failure_of_the_machine_and_ends_in_its_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("k2jax.agents.gateway.black_box.LAST_TOKEN_SECONDS", 0.5)
-    monkeypatch.setattr("k2jax.agents.episode.ATTEMPTS", 1)
-    agent = asking_agent(ASKING + "ask('hi')", "all")
-    ended = asyncio.run(episode(Never(answers("x")), agent, tmp_path, more="seconds=60 wall=1.5"))
-    assert ended.status == "masked" and "has given the agent small no answer in its time" in ended.error

@@ -58,7 +58,7 @@ def test_every_prompt_is_trained_on_once_with_the_weights_that_chose_each_token(
 def test_its_metrics_say_what_it_waited_for_and_how_far_it_is_behind(workdir):
     records = [record for record in read_metrics(workdir) if "reward" in record]
     assert [record["step"] for record in records] == [1, 2]
-    assert records[0]["engine_busy"] > 0
+    assert records[0]["engine_busy"] > 0 and records[1]["pause_seconds"] > 0
     for record in records:
         assert 0 <= record["engine_busy"] <= 1 and 0 <= record["stale_tokens"] <= 1
         assert record["wait/engine"] > 0 and record["window/left_behind"] >= 0

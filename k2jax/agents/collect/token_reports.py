@@ -1,0 +1,80 @@
+"""Tokens of an engine in another process as they come, for whoever streams them or ends an answer early.
+
+A black-box agent's answer is streamed, and ends where its client has left. Other episodes want whole answers, whose
+tokens are not reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+import contextlib
+
+import numpy as np
+
+from k2jax.client import Completion, OnToken
+
+
+class TokenReport:
+    """The engine's end: sends the tokens of one request, those that come together at once.
+
+    Args:
+        send: sends token ids and log-probabilities.
+
+    Attributes:
+        is_ended: whether the other end wants no token more.
+    """
+
+    def __init__(self, send: Callable[[list[int], list[float]], None]):
+        self._send, self._loop = send, asyncio.get_running_loop()
+        self._held: deque[tuple[int, float]] = deque()
+        self._is_woken = self.is_ended = False
+
+    def on_token(self, token: int, logprob: float) -> bool:
+        """Takes a token, perhaps on the engine's thread; see ``OnToken``."""
+        self._held.append((token, logprob))
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, so nobody is left
+                self._loop.call_soon_threadsafe(self.flush)
+        return self.is_ended
+
+    def flush(self) -> None:
+        """Sends all that is held; runs on the event loop."""
+        self._is_woken = False  # before anything is taken: what comes from here on wakes again
+        held = [self._held.popleft() for _ in range(len(self._held))]
+        if held:
+            self._send([token for token, _ in held], [logprob for _, logprob in held])
+
+
+class ReportedTokens:
+    """The other end: hands the tokens on, until it is told that they are enough.
+
+    The engine learns of that later, and of what it has sampled meanwhile nothing is kept.
+
+    Args:
+        on_token: see ``OnToken``.
+        resumed: tokens with which the completion begins, which are not reported.
+    """
+
+    def __init__(self, on_token: OnToken, resumed: int):
+        self._on_token, self._count, self._is_ended = on_token, resumed, False
+
+    def add(self, tokens: np.ndarray, logprobs: np.ndarray) -> bool:
+        """Hands tokens on; returns whether these are the first that were enough."""
+        if self._is_ended:
+            return False
+        for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True):
+            self._count += 1
+            if self._on_token(token, logprob):
+                self._is_ended = True
+                break
+        return self._is_ended
+
+    def cut(self, prompt: int, completion: Completion) -> Completion:
+        """The completion after a prompt of so many tokens, as far as it was wanted."""
+        if not self._is_ended or len(completion.tokens) <= self._count:
+            return completion
+        experts = None if completion.experts is None else completion.experts[: prompt + self._count - 1]
+        return Completion(*(array[: self._count] for array in completion[:3]), "stop", experts)
