@@ -8,17 +8,13 @@ import tokenizers
 from tokenizers import models
 
 from k2jax.text import ChatBuilder, ToolCallParser, gguf_tokenizer, load_tokenizer
-from k2jax.text.tool_calls import (
+from k2jax.text.answers import (
     AFTER_END,
     BAD_JSON,
-    INVALID_ID,
     NO_ARGUMENTS,
     NO_BEGIN,
     NO_END,
     NO_NAME,
-    NO_SECTION,
-    NO_SECTION_END,
-    NOT_A_CALL,
     CallArguments,
     CallEnd,
     CallStart,
@@ -26,6 +22,7 @@ from k2jax.text.tool_calls import (
     Finished,
     Markup,
 )
+from k2jax.text.tool_calls import INVALID_ID, NO_SECTION, NO_SECTION_END, NOT_A_CALL
 from tests.refusal import refused
 from tests.text import kimi
 from tests.text.test_chat import CALLS, KIMI, TEXT, OracleTokenizer

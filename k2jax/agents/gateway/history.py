@@ -178,7 +178,8 @@ class RecordedHistory:
         assert self._card.chat is not None
         tokens = self.trajectory.path_tokens(match.node).tolist()
         sampled = [node.turn != NO_TURN for node in path for _ in node.tokens]
-        return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN, sampled)
+        is_open, tools = path[-1].turn != NO_TURN, match.conversation.tools
+        return ChatBuilder.resume(self._card.chat, tokens, roles, is_open, sampled, tools=tools)
 
     def commit(self, node: int, additions: Sequence[Addition]) -> int:
         """Adds nodes below a node, unless another request has added the same tokens meanwhile; returns the last one."""
