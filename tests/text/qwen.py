@@ -51,3 +51,10 @@ class OracleTokenizer:
 
     def decode(self, ids, skip_special_tokens=False):
         return kimi.text_of(ids, self._tokenizer)
+
+
+def special_ids(text, names=QWEN3):
+    """Ids of a text in which the names of special tokens are these tokens."""
+    some, pattern = tokenizer(names), re.compile("(" + "|".join(map(re.escape, names)) + ")")
+    parts = enumerate(pattern.split(text))
+    return [i for number, part in parts for i in ([some.special_id(part)] if number % 2 else some.encode(part))]
