@@ -72,11 +72,8 @@ class HermesChat(ChatML):
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tokens that begin a call after the first message, in which the tools are."""
-        count = ended = 0
-        for i in ids:
-            ended |= i == self.end
-            count += bool(ended and i == self._call)
-        return count
+        ids = list(ids)
+        return ids[ids.index(self.end) :].count(self._call) if self.end in ids else 0
 
     def parser(self, thinking: bool = True, shows_all: bool = False, calls_before: int = 0) -> HermesParser | None:
         """Returns a parser of calls and of reasoning, which no prompt opens; None for other than byte-level ids."""

@@ -45,8 +45,7 @@ class KimiChat(ChatFormat):
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tokens that begin a call."""
-        begin = self._tokenizer.special_id(CALL_BEGIN)
-        return sum(i == begin for i in ids)
+        return list(ids).count(self._tokenizer.special_id(CALL_BEGIN))
 
     def parser(self, thinking: bool = True, shows_all: bool = False, calls_before: int = 0) -> ToolCallParser | None:
         """Returns a parser of calls, and of reasoning; None for a vocabulary without their tokens."""

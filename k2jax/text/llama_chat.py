@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+import json
 
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.text.common_chat import BEGINNING, ChatFormat, Place, Tools
 from k2jax.text.llama_calls import LlamaParser
-from k2jax.text.messages import Message, content_text, function_of, to_json, tool_calls
+from k2jax.text.messages import NOT_JSON, Message, content_text, function_of, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
+_MOST_CHARACTERS = 16 << 20
+"""Characters of all declarations."""
 _DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"  # the template's, where it has no clock
 _ENVIRONMENT = "Environment: ipython\n"
 _TOOLS = (
@@ -44,8 +47,20 @@ class LlamaChat(ChatFormat):
         return []
 
     def tools_text(self, tools: Tools) -> str:
-        """Returns the tools as JSON with indentation."""
-        return "".join(f"{to_json(tool, indent=4)}\n\n" for tool in tools)
+        """Returns the tools as JSON with indentation; raises UserError where that is mostly indentation, or no JSON."""
+        pieces, size = [], 0
+        encoder = json.JSONEncoder(ensure_ascii=False, indent=4)
+        try:
+            for tool in tools:
+                for piece in encoder.iterencode(tool):
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > _MOST_CHARACTERS:
+                        raise UserError(f"the declarations of the tools have more than {_MOST_CHARACTERS:,} characters")
+                pieces.append("\n\n")
+        except (TypeError, ValueError, RecursionError):
+            raise UserError(NOT_JSON.format(abbreviate(tools))) from None
+        return "".join(pieces)
 
     def preface(self, tools: Tools) -> list[int]:
         """Returns the system message that no conversation is without."""

@@ -12,6 +12,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
+NOT_JSON = "tools and their arguments must be JSON values, not {}"
 EMPTY_ARGUMENTS = "{}"
 """Arguments of a call that has none, or blank ones."""
 
@@ -174,4 +175,4 @@ def to_json(value: Any, **options: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, **options)
     except (TypeError, ValueError, RecursionError):
-        raise UserError(f"tools and their arguments must be JSON values, not {abbreviate(value)}") from None
+        raise UserError(NOT_JSON.format(abbreviate(value))) from None
