@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
-from k2jax.text.common_chat import ChatFormat, Place
+from k2jax.text.common_chat import ChatFormat, MessageContext
 from k2jax.text.compact_chat import CompactChat
 from k2jax.text.hermes_chat import HERMES_TOKENS, HermesChat
 from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
@@ -127,7 +127,7 @@ class ChatBuilder:
         """The ids of the next message; nothing is added."""
         self.format.check_order([*self._roles, message["role"]], self._tools)
         calls = self.format.count_calls(self.tokens) if message.get("tool_calls") else 0
-        return self.format.render(message, Place(self._roles, calls, self._tools))
+        return self.format.render(message, MessageContext(self._roles, calls, self._tools))
 
     def _check_reasoning(self, message: Message) -> None:
         if not self.format.thinks and message["role"] == "assistant" and stated_reasoning(message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k2jax.errors import UserError
-from k2jax.text.common_chat import BEGINNING, ChatFormat, Place, Tools
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.messages import Message, content_text, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class ChatML(ChatFormat):
         """Raises UserError, because ChatML does not define tools."""
         raise UserError(_NO_TOOLS)
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the start token, the role on a line, and the content."""
         role, text = message["role"], content_text(message)
         if role == "tool" or tool_calls(message):

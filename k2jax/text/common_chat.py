@@ -14,7 +14,7 @@ Tools = Sequence[Mapping[str, Any]]
 """Declarations in OpenAI's format: ``{"type": "function", "function": …}``."""
 
 
-class Place(NamedTuple):
+class MessageContext(NamedTuple):
     """Where a message stands in a conversation, as far as its ids depend on that.
 
     Attributes:
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     tools: Tools = ()
 
 
-BEGINNING = Place()
+BEGINNING = MessageContext()
 
 
 class ChatFormat(ABC):
@@ -67,14 +67,14 @@ class ChatFormat(ABC):
         """
 
     @abstractmethod
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the ids of a message without its ``end``."""
 
     def preface(self, tools: Tools) -> list[int]:
         """Returns the ids before a first message that is not the system's."""
         if not self.default_system:
             return []
-        default = self.render({"role": "system", "content": self.default_system}, Place(tools=tools))
+        default = self.render({"role": "system", "content": self.default_system}, MessageContext(tools=tools))
         return [*default, *self.closing("system"), *self.after_end]
 
     def tools_text(self, tools: Tools) -> str:

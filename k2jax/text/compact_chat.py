@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.text.common_chat import BEGINNING, ChatFormat, Place, Tools, visible_text
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools, visible_text
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ class CompactChat(ChatFormat):
         """Returns no ids."""
         return []
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the text of a message, after the token that begins a document unless it is the assistant's."""
         if message["role"] != "assistant":
             return [*self._begin, *content_ids(self._tokenizer, message)]

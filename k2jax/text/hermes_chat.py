@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
-from k2jax.text.common_chat import BEGINNING, Place, Tools
+from k2jax.text.common_chat import BEGINNING, MessageContext, Tools
 from k2jax.text.hermes_calls import HERMES_CALL, HERMES_CALL_END, HermesParser
 from k2jax.text.messages import Message, content_text, function_of, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -50,15 +50,15 @@ class HermesChat(ChatML):
             return []
         return [self._start, *self._encoded("system\n", *self._declaration(tools)), self.end, *self.after_end]
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the start token, the role on a line, the content, and an assistant's calls, which have no ids."""
         role, text = message["role"], content_text(message)
         if role == "assistant":
             return [*self.generation_prompt, *self._answer(text, message)]
         if role == "tool":
-            head = [] if _ends_with_result(place.roles) else [self._start, "user"]
+            head = [] if _ends_with_result(context.roles) else [self._start, "user"]
             return self._encoded(*head, "\n", self._result, f"\n{text}\n", self._result_end)
-        declared = ["\n\n", *self._declaration(place.tools)] if not place.roles and place.tools else []
+        declared = ["\n\n", *self._declaration(context.tools)] if not context.roles and context.tools else []
         return [self._start, *self._encoded(f"{role}\n{text}", *(declared if role == "system" else []))]
 
     def closing(self, role: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k2jax.text.common_chat import BEGINNING, ChatFormat, Place, Tools
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, text_field, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -31,12 +31,12 @@ class KimiChat(ChatFormat):
         """Returns the list as compact JSON with sorted keys."""
         return to_json(list(tools), separators=(",", ":"), sort_keys=True)
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the role's special token and name, the content, and an assistant's tool calls."""
         role = message["role"]
         if role == "assistant":
             text, calls = self._text(content_text(message)), tool_calls(message)
-            return [*self.generation_prompt, *text, *(self._section(calls, place.calls) if calls else [])]
+            return [*self.generation_prompt, *text, *(self._section(calls, context.calls) if calls else [])]
         if role != "tool":
             return [*self._head("<|im_user|>" if role == "user" else "<|im_system|>", role), *self._content(message)]
         # Heading and result are encoded as one text, as in the release: a token can span the end of a line.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import json
 
 from k2jax.errors import UserError, abbreviate
-from k2jax.text.common_chat import BEGINNING, ChatFormat, Place, Tools
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.llama_calls import LlamaParser
 from k2jax.text.messages import NOT_JSON, Message, content_text, function_of, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -64,9 +64,9 @@ class LlamaChat(ChatFormat):
 
     def preface(self, tools: Tools) -> list[int]:
         """Returns the system message that no conversation is without."""
-        return [*self.render({"role": "system", "content": ""}, Place(tools=tools)), self.end]
+        return [*self.render({"role": "system", "content": ""}, MessageContext(tools=tools)), self.end]
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the role's header and the trimmed content, or a call.
 
         Raises:
@@ -78,11 +78,11 @@ class LlamaChat(ChatFormat):
         if role == "tool":
             return [*self._head("ipython"), *self._text("\n\n" + to_json(text))]
         before, text = "\n\n", text.strip()
-        if role == "system" and not place.roles:
-            before += (_ENVIRONMENT if place.tools else "") + _DATES
+        if role == "system" and not context.roles:
+            before += (_ENVIRONMENT if context.tools else "") + _DATES
             return [self._bos, *self._head("system"), *self._text(before + text)]
-        if role == "user" and place.tools and "user" not in place.roles:
-            before += _TOOLS + self.tools_text(place.tools)
+        if role == "user" and context.tools and "user" not in context.roles:
+            before += _TOOLS + self.tools_text(context.tools)
         return [*self._head(role), *self._text(before + text)]
 
     def check_order(self, roles: Sequence[str], tools: Tools) -> None:

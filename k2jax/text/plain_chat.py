@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2jax.errors import UserError
-from k2jax.text.common_chat import BEGINNING, ChatFormat, Place, Tools
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ class PlainChat(ChatFormat):
         """Raises UserError, because there is no markup for tools."""
         raise UserError("the plain chat format has no tools; omit them, or use a tokenizer with chat tokens")
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the message's text, after the beginning-of-document token if it is the user's."""
         if tool_calls(message):
             self.declare_tools([])

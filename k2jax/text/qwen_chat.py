@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k2jax.text.common_chat import BEGINNING, Place
+from k2jax.text.common_chat import BEGINNING, MessageContext
 from k2jax.text.hermes_chat import HermesChat
 from k2jax.text.messages import (
     THINK_BEGIN,
@@ -36,10 +36,10 @@ class QwenChat(HermesChat):
         block = self._encoded(self._think, "\n\n", self._think_end, "\n\n")
         self.direct_prompt = [*self.generation_prompt, *block]
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the message as Qwen2.5 has it, an assistant's with its reasoning or an empty block of it."""
         if message["role"] != "assistant":
-            return super().render(message, place)
+            return super().render(message, context)
         reasoning, text = split_reasoning(message)
         if message.get(_BARE):
             return [*self.generation_prompt, *self._answer(text, message)]

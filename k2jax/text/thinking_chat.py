@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k2jax.text.common_chat import BEGINNING, Place, Tools
+from k2jax.text.common_chat import BEGINNING, MessageContext, Tools
 from k2jax.text.kimi_chat import KimiChat
 from k2jax.text.messages import (
     THINK_BEGIN,
@@ -40,15 +40,15 @@ class KimiThinkingChat(KimiChat):
         """Returns a namespace of TypeScript function types."""
         return declare_functions(tools)
 
-    def render(self, message: Message, place: Place = BEGINNING) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the message as Kimi K2 has it, by name if it has one, and an assistant's with its reasoning."""
         role = message["role"]
         if role == "assistant":
             (reasoning, text), calls = split_reasoning(message), tool_calls(message)
             ids = [*self._opening(message), *self._text(reasoning), self._think_end, *self._text(text)]
-            return [*ids, *(self._section(calls, place.calls) if calls else [])]
+            return [*ids, *(self._section(calls, context.calls) if calls else [])]
         if role == "tool":
-            return super().render(message, place)
+            return super().render(message, context)
         token = "<|im_user|>" if role == "user" else "<|im_system|>"
         return [*self._head(token, text_field(message, "name", role)), *self._content(message)]
 
