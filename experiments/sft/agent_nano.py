@@ -1,12 +1,13 @@
 r"""A Kimi K2 of a million parameters learns to call the tools that a chat client declares, on a laptop's CPU.
 
-Reproduces: no report. It makes a model for trying the server, the gateway and agents: bytes with the special tokens of
-Qwen2.5's chat format, tools declared in the system message, and sums that a calculator does. Loss on the assistant's
-tokens alone. Model and rates are those of nano.py; a conversation has nine sums, so that few tokens are declarations.
+Reproduces: no report. It makes a model for trying the server, the gateway and agents: Qwen2.5's chat format, tools
+declared in the system message, and sums that a calculator does. Loss on the assistant's tokens alone; twelve sums in a
+conversation, so that few tokens are declarations. Model and rates are those of nano.py, but for a small vocabulary that
+is trained on the conversations: few tokens then stand between a number and its copy.
 Expected: TODO
 
     python -m k2jax.env.demonstrate --to=runs/calls.jsonl --dataset=tool_use --kinds=calc1 --direct=0 --declare \
-        --turns=9
+        --turns=12 --tokenizer=runs/calls-tokenizer
     python -m k2jax.train --config=experiments/sft/agent_nano.py --workdir=runs/agent-nano
     python -m k2jax.gateway --checkpoint=runs/agent-nano --workdir=runs/agents
 """
@@ -18,12 +19,12 @@ def get_config():
     """The experiment."""
     config = config_beside(__file__, "nano.py")
     config.data.sources = {"calls": source(kind="chat", path="runs/calls.jsonl")}
-    config.data.tokenizer.chat = True
+    config.data.tokenizer.update({"kind": "file", "path": "runs/calls-tokenizer"})
     config.data.chat_format = "auto"
-    config.model.vocab = 262  # bytes, two tokens around documents, four of the chat format
-    config.data.sequence_length = 2048
+    config.model.vocab = 512
+    config.data.sequence_length = 1024
     config.train.steps = 300
-    config.train.batch_size = 4
+    config.train.batch_size = 8
     config.train.patience = 0
     config.eval.every = 50
     config.eval.rows = 8

@@ -11,7 +11,6 @@ from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.sources import CorruptRecords, describe, documents
 from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
 from k2jax.errors import UserError
-from k2jax.text.hermes_chat import HERMES_TOKENS
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD
 from k2jax.text.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 
@@ -36,7 +35,7 @@ def prepare_tokenizer(
     """
     settings = config.tokenizer
     if settings.kind == "bytes":
-        return byte_tokenizer((*(MEDIA_TOKENS if settings.media else ()), *(HERMES_TOKENS if settings.chat else ())))
+        return byte_tokenizer(MEDIA_TOKENS if settings.media else ())
     if settings.kind == "file":
         if not settings.path:
             raise UserError("data.tokenizer.kind is file: set data.tokenizer.path to a tokenizer.json or its folder")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+import itertools
 import json
+import re
 from typing import Any
 
 from k2jax.agents.registry import toolsets
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import positional
 from k2jax.errors import UserError
+from k2jax.text import Tokenizer, byte_tokenizer, chat_format, render_history, train_bpe
+from k2jax.text.hermes_chat import HERMES_TOKENS, RESULT_TOKENS
 
+_SAMPLE = 200
+"""Conversations that a vocabulary is trained on."""
+_DIGITS = re.compile("[0-9]")
 Record = Mapping[str, Any]
 """A conversation: ``messages``, and ``tools`` where it declares some."""
 
@@ -51,6 +58,27 @@ def joined_turns(records: Iterable[Record], turns: int) -> Iterator[Record]:
             joined = []
     if joined:
         yield _conversation(joined)
+
+
+def chat_tokenizer(records: Iterable[Record], vocab: int) -> Tokenizer:
+    """Trains a vocabulary with the special tokens of Qwen2.5's chat format on some demonstrations.
+
+    Digits stay apart, so that a small model learns numbers by their digits.
+
+    Args:
+        records: with declared tools; a sample of them is read.
+        vocab: number of entries.
+
+    Raises:
+        UserError: ``vocab`` is too small.
+    """
+    special = (*HERMES_TOKENS, *RESULT_TOKENS)
+    tokenizer = byte_tokenizer(special)
+    chat, texts = chat_format(tokenizer), []
+    for record in itertools.islice(records, _SAMPLE):
+        builder = render_history(chat, record["messages"], record.get("tools"))
+        texts.append(_DIGITS.sub(" ", tokenizer.decode(builder.tokens)))
+    return train_bpe(texts, vocab, special)
 
 
 def _conversation(records: list[Record]) -> Record:

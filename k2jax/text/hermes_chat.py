@@ -11,6 +11,8 @@ from k2jax.text.messages import Message, content_text, function_of, to_json, too
 from k2jax.text.tokenizer import Tokenizer
 
 HERMES_TOKENS = (*CHATML_TOKENS, HERMES_CALL, HERMES_CALL_END)
+RESULT_TOKENS = ("<tool_response>", "</tool_response>")
+"""Special tokens where a vocabulary has them, as Qwen3's, else text, as with Qwen2.5's."""
 
 _HEADER = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -32,8 +34,8 @@ class HermesChat(ChatML):
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
         self._call, self._call_end = tokenizer.special_id(HERMES_CALL), tokenizer.special_id(HERMES_CALL_END)
-        names = ("<tool_response>", "</tool_response>")  # Qwen2.5's vocabulary has none of them
-        self._result, self._result_end = (tokenizer.special_id(n) if tokenizer.has_special(n) else n for n in names)
+        marks = [tokenizer.special_id(name) if tokenizer.has_special(name) else name for name in RESULT_TOKENS]
+        self._result, self._result_end = marks
 
     def declare_tools(self, tools: Tools) -> list[int]:
         """Returns no ids: the first message declares them; raises UserError where they are no JSON."""

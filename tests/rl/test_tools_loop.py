@@ -58,13 +58,15 @@ def test_the_experiments_tasks_are_wired_and_their_demonstrations_fit_its_rows(n
 @pytest.mark.slow
 def test_an_iteration_trains_on_conversations_whose_tools_are_declared_in_qwens_format(tmp_path):
     config = small()
+    tokenizer = byte_tokenizer(HERMES_TOKENS)
+    tokenizer.save(tmp_path / "tokenizer")
     config.model.vocab = 262
-    config.data.tokenizer.update({"kind": "bytes", "chat": True})
+    config.data.tokenizer.update({"kind": "file", "path": str(tmp_path / "tokenizer")})
     config.data.update({"chat_format": "auto", "sequence_length": 1200})
     config.rl.rollout.max_length = 1200
     assert train(resolve(config), tmp_path / "run") == 0
     trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
-    text = byte_tokenizer(HERMES_TOKENS).decode(trajectories[0].nodes[0].tokens)
+    text = tokenizer.decode(trajectories[0].nodes[0].tokens)
     assert len(trajectories) == 4 and '"name": "calc"' in text
     assert all(not verify(trajectory, 262) and trajectory.reward is not None for trajectory in trajectories)
 

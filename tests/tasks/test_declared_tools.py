@@ -10,6 +10,7 @@ from k2jax.agents.toolsets.calling import Toolbox
 from k2jax.data.chat_records import messages_and_tools
 from k2jax.data.chat_rendering import branches
 from k2jax.tasks import demonstrate
+from k2jax.text import chat_format, load_tokenizer
 from tests.refusal import refused
 from tests.text import kimi, qwen, test_chat
 
@@ -46,6 +47,17 @@ def test_several_problems_are_one_conversation_that_every_format_with_tools_rend
         [builder] = branches(*messages_and_tools(written[0]), chat)
         trained = [token for token, mark in zip(builder.tokens, builder.by_assistant, strict=True) if mark]
         assert kimi.text_of(trained, chat._tokenizer).count("operation") == 3
+
+
+def test_a_vocabulary_of_demonstrations_chooses_qwens_format_and_keeps_digits_apart(tmp_path):
+    arguments = ["--dataset=tool_use", "--kinds=calc1", "--declare", f"--tokenizer={tmp_path}", "--vocab=400"]
+    [record, *_] = records(tmp_path, *arguments)
+    tokenizer = load_tokenizer(tmp_path)
+    chat = chat_format(tokenizer)
+    [builder] = branches(*messages_and_tools(record), chat)
+    [byte_builder] = branches(*messages_and_tools(record), qwen.HERMES)
+    assert type(chat).__name__ == "HermesChat" and tokenizer.vocab_size <= 400
+    assert len(tokenizer.encode("1234567890")) == 10 and len(builder.tokens) < len(byte_builder.tokens)
 
 
 def test_problems_of_other_tools_are_not_one_conversation(tmp_path):

@@ -278,7 +278,7 @@ def test_a_name_with_quotes_stays_one():
     assert parser.message["tool_calls"][0]["function"] == {"name": 'f"\\', "arguments": "{}"}
 
 
-def test_a_long_call_takes_time_that_grows_with_its_length():
+def test_a_name_that_is_too_long_to_wait_for_is_read_at_the_end_of_the_call():
     parser, name = HermesParser(), "f" * 2000
     parser.feed('<tool_call>{"name": "')
     for _ in range(2000):

@@ -74,7 +74,6 @@ class TokenizerConfig:
     vocab: PositiveInt = 4096  #: vocabulary to train, special tokens included, for kind=bpe
     train_bytes: PositiveInt = 16_000_000  #: text read to train on, for kind=bpe [bytes]
     media: bool = False  #: for kind=bytes: adds the special tokens of images and video
-    chat: bool = False  #: for kind=bytes: adds those of Qwen2.5's chat format, which has tools
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

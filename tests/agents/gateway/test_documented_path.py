@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs/gateway.md").read_text()
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.DOTALL)
 SHORT = {  # a model that has learnt nothing goes the same way
     "k2jax.env.demonstrate": "--count=200",
-    "k2jax.train": "--config.train.steps=2 --config.eval.rows=1 --config.data.sequence_length=2048",
+    "k2jax.train": "--config.train.steps=2 --config.eval.rows=1",
     "k2jax.gateway": "--port=0 --max_length=4096 --slots=2",
 }
 
