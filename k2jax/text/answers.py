@@ -21,7 +21,6 @@ MESSAGE_END = "<|im_end|>"
 THINKING = {name: name for name in (THINK_BEGIN, THINK_END)}
 
 # Violations of the formats.
-NO_ARGUMENTS = "call without the token that begins its arguments"
 NO_END = "call without an end"
 BAD_JSON = "arguments are not a JSON object"
 NO_NAME = "call without a name"

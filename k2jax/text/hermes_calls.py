@@ -15,13 +15,12 @@ from k2jax.text.answers import (
     Event,
     Markup,
 )
-from k2jax.text.json_calls import JsonCall
+from k2jax.text.json_calls import BAD_CALL, JsonCall
 from k2jax.text.messages import THINK_BEGIN, THINK_END
 from k2jax.text.special_token_scanner import UNKNOWN
 from k2jax.text.tokenizer import Tokenizer
 
 HERMES_CALL, HERMES_CALL_END = "<tool_call>", "</tool_call>"
-NOT_JSON = "call is not a JSON object"
 NO_CALL_ARGUMENTS = "call without arguments"
 _MEANING = {HERMES_CALL: HERMES_CALL, HERMES_CALL_END: HERMES_CALL_END, "<|im_end|>": MESSAGE_END}
 _NEXT_MESSAGE = "<|im_start|>"
@@ -151,5 +150,5 @@ class HermesParser(AnswerParser):
         if not self._arguments:
             self._flaws.append(NO_CALL_ARGUMENTS)
         elif not self._call.is_well_formed:
-            self._flaws.append(NOT_JSON)
+            self._flaws.append(BAD_CALL)
         yield self._end(self._call.tail + raw)

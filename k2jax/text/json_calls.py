@@ -9,6 +9,8 @@ from k2jax.files.bounded_json import parse_bounded_json
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 """Keys of the arguments: formats write the first or the second, and models sometimes the other one."""
+BAD_CALL = "call is not a JSON object"
+"""A violation of the format."""
 LONGEST_HEAD = 512
 """Characters before the arguments up to which a call is read as it arrives; a longer one is read at its end."""
 

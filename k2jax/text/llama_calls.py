@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from k2jax.text.answers import MESSAGE_END, NO_BEGIN, STRAY_TOKEN, AnswerParser, Event, Markup
-from k2jax.text.hermes_calls import NOT_JSON
-from k2jax.text.json_calls import JsonCall, may_begin_call
+from k2jax.text.json_calls import BAD_CALL, JsonCall, may_begin_call
 from k2jax.text.special_token_scanner import UNKNOWN
 from k2jax.text.tokenizer import Tokenizer
 
@@ -77,7 +76,7 @@ class LlamaParser(AnswerParser):
                 yield self._add_arguments(arguments)
         elif token == MESSAGE_END:
             if not self._call.is_well_formed:
-                self._flaws.append(NOT_JSON)
+                self._flaws.append(BAD_CALL)
             yield self._end(self._call.tail)
             yield self._finish(raw)
         else:

@@ -7,7 +7,6 @@ import re
 
 from k2jax.text.answers import (
     MESSAGE_END,
-    NO_ARGUMENTS,
     NO_BEGIN,
     NO_END,
     NO_NAME,
@@ -35,6 +34,7 @@ _CALL_ID = re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:{]+?):(?P<index>
 
 # Violations of Kimi's format alone: of a call, then between calls.
 NO_SECTION = "call outside a section"
+NO_ARGUMENTS = "call without the token that begins its arguments"
 INVALID_ID = "call id is not functions.NAME:IDX"
 NOT_A_CALL = "text or special token between calls"
 NO_SECTION_END = "section without an end"

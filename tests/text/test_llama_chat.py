@@ -10,8 +10,7 @@ from renderers.llama_3 import Llama3Renderer
 
 from k2jax.text import ChatBuilder, byte_tokenizer, chat_format
 from k2jax.text.answers import BAD_JSON, NO_BEGIN, STRAY_TOKEN, Finished
-from k2jax.text.hermes_calls import NOT_JSON
-from k2jax.text.json_calls import may_begin_call
+from k2jax.text.json_calls import BAD_CALL, may_begin_call
 from k2jax.text.llama_calls import LlamaParser
 from tests.refusal import refused
 from tests.text import kimi, qwen
@@ -116,8 +115,8 @@ def test_any_answer_is_kept_whole_however_it_is_cut(text, data):
         ('{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')], "", []),
         (' {"name":"f","arguments":{}} ', [("f", "{}")], "", []),
         ('<|python_tag|>{"name": "f", "parameters": {}}<|eom_id|>', [("f", "{}")], "", []),
-        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', [("f", "{}")], "", [NOT_JSON]),
-        ('{"name": "f", "parameters": {"a', [("f", '{"a')], "", [NOT_JSON, BAD_JSON]),
+        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', [("f", "{}")], "", [BAD_CALL]),
+        ('{"name": "f", "parameters": {"a', [("f", '{"a')], "", [BAD_CALL, BAD_JSON]),
         ('{"name": "Ann", "age": 3}', [], '{"name": "Ann", "age": 3}', []),
         ('{"name": "f"', [], '{"name": "f"', []),
         ('So: {"name": "f", "parameters": {}}', [], 'So: {"name": "f", "parameters": {}}', []),

@@ -12,7 +12,8 @@ from renderers.qwen3 import Qwen3Renderer
 
 from k2jax.text import ChatBuilder, byte_tokenizer, chat_format
 from k2jax.text.answers import BAD_JSON, NO_BEGIN, NO_END, NO_NAME, STRAY_TOKEN, Finished
-from k2jax.text.hermes_calls import NO_CALL_ARGUMENTS, NOT_JSON, HermesParser
+from k2jax.text.hermes_calls import NO_CALL_ARGUMENTS, HermesParser
+from k2jax.text.json_calls import BAD_CALL
 from tests.refusal import refused
 from tests.text import kimi, qwen
 from tests.text.answers import check, joined
@@ -223,9 +224,9 @@ def call(body, end="</tool_call>"):
         (call('{"name": "f", "arguments": {}, "id": 1}'), [("f", "{}")], "", []),
         (call('{"name": "f"}'), [("f", "")], "", [NO_CALL_ARGUMENTS, BAD_JSON]),
         (call('{"name": "f", "arguments": [1]}'), [("f", "[1]")], "", [BAD_JSON]),
-        (call('{"name": "f", "arguments": {"a": 1}'), [("f", '{"a": 1}')], "", [NOT_JSON]),
-        (call('{"name": "f", "arguments": {}}}'), [("f", "{}")], "", [NOT_JSON]),
-        (call('{"name": "f", "arguments": {"a', ""), [("f", '{"a')], "", [NO_END, NOT_JSON, BAD_JSON]),
+        (call('{"name": "f", "arguments": {"a": 1}'), [("f", '{"a": 1}')], "", [BAD_CALL]),
+        (call('{"name": "f", "arguments": {}}}'), [("f", "{}")], "", [BAD_CALL]),
+        (call('{"name": "f", "arguments": {"a', ""), [("f", '{"a')], "", [NO_END, BAD_CALL, BAD_JSON]),
         (call('{"name": 3, "arguments": {}}'), [], "", [NO_NAME]),
         (call('{"name": "", "arguments": {}}'), [], "", [NO_NAME]),
         (call("oh"), [], "", [NO_NAME]),

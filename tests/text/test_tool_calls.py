@@ -11,7 +11,6 @@ from k2jax.text import ChatBuilder, ToolCallParser, gguf_tokenizer, load_tokeniz
 from k2jax.text.answers import (
     AFTER_END,
     BAD_JSON,
-    NO_ARGUMENTS,
     NO_BEGIN,
     NO_END,
     NO_NAME,
@@ -22,7 +21,7 @@ from k2jax.text.answers import (
     Finished,
     Markup,
 )
-from k2jax.text.tool_calls import INVALID_ID, NO_SECTION, NO_SECTION_END, NOT_A_CALL
+from k2jax.text.tool_calls import INVALID_ID, NO_ARGUMENTS, NO_SECTION, NO_SECTION_END, NOT_A_CALL
 from tests.refusal import refused
 from tests.text import kimi
 from tests.text.answers import check, joined

@@ -58,7 +58,11 @@ def test_an_agent_that_only_appends_has_one_path_and_its_calls_have_ids(name, di
     assert np.concatenate([node.mask for node in trajectory.nodes]).sum() == sum(map(len, replies))
     for (prompt, _), node in zip(bench.client.calls, sampled_nodes(trajectory), strict=True):
         assert tuple(trajectory.path_tokens(node.parent)) == prompt
-    assert kimi.text_of(trajectory.path_tokens(len(trajectory.nodes) - 1).tolist(), tokenizer) == written(chat, ids)
+    text = kimi.text_of(trajectory.path_tokens(len(trajectory.nodes) - 1).tolist(), tokenizer)
+    assert text == written(chat, ids)
+    if name != "llama":
+        results = "<tool_response>\nr2\n</tool_response>\n<tool_response>\nr2\n</tool_response>"
+        assert f"<|im_start|>user\n{results}<|im_end|>\n<|im_start|>assistant\n" in text
 
 
 def written(chat, ids):
