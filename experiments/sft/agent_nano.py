@@ -4,8 +4,8 @@ Reproduces: no report. It makes a model for trying the server, the gateway and a
 declared in the system message, and sums that a calculator does. Loss on the assistant's tokens alone; twelve sums in a
 conversation, so that few tokens are declarations. Model and rates are those of nano.py, but for a small vocabulary that
 is trained on the conversations: few tokens then stand between a number and its copy.
-Expected: calls that are well formed, with wrong numbers: 48 of 48 greedy answers to new sums were a call after 209 steps,
-4.6 minutes of processor time, and none had the right numbers. It has learnt the form, and not to copy.
+Expected: calls that are well formed, with wrong numbers: 48 of 48 greedy answers to new sums were calls after 209
+steps, 4.6 minutes of processor time, and none had the right numbers. It has learnt the form, and not to copy.
 
     python -m k2jax.env.demonstrate --to=runs/calls.jsonl --dataset=tool_use --kinds=calc1 --direct=0 --declare \
         --turns=12 --tokenizer=runs/calls-tokenizer
