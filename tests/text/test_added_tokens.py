@@ -92,6 +92,7 @@ MARKUP = ["<|im_user|>", "<|tool_calls_section_begin|>", *others.QWEN3, *others.
 
 @given(text=st.lists(PIECES | st.sampled_from(MARKUP), max_size=8).map("".join))
 @settings(max_examples=30, deadline=None)
+@example("".join(MARKUP))
 def test_a_message_has_no_control_tokens_but_those_of_its_format(text):
     formats = [kimi.thinking_tokenizer(), kimi.tokenizer(), *map(others.tokenizer, VOCABULARIES)]
     for tokenizer in (*map(without_flags, formats), QWEN):

@@ -16,7 +16,7 @@ from tests.refusal import refused
 from tests.text import kimi, qwen
 from tests.text.answers import check, joined
 from tests.text.qwen import LLAMA, LLAMA_3
-from tests.text.test_qwen_chat import CALLS, TEXT, TOOLS, build
+from tests.text.test_qwen_chat import CALLS, TEXT, TOOLS, build, check_resumed
 
 TOKENIZER = qwen.tokenizer(LLAMA)
 ANSWERING = TEXT.map(lambda text: {"role": "assistant", "content": text})
@@ -51,12 +51,8 @@ def test_the_special_tokens_choose_the_format():
 
 @given(MESSAGES, TOOLS, st.integers(0, 7))
 def test_a_resumed_conversation_goes_on_as_the_whole_one(messages, tools, cut):
-    whole, known = build(LLAMA_3, messages, tools), build(LLAMA_3, messages[:cut], tools)
-    roles = [message["role"] for message in messages[:cut]]
-    resumed = ChatBuilder.resume(LLAMA_3, known.tokens, roles, False, known.by_assistant, tools=tools)
-    for message in messages[cut:]:
-        resumed.add(message)
-    assert (resumed.tokens, resumed.by_assistant) == (whole.tokens, whole.by_assistant)
+    for at in (0, cut):
+        check_resumed(LLAMA_3, messages, tools, at)
 
 
 @given(MESSAGES, TOOLS, st.data())

@@ -122,6 +122,11 @@ def test_what_is_in_a_conversation_never_changes(chat, tools, data):
 @given(st.sampled_from([QWEN, HERMES]), MESSAGES, TOOLS, st.integers(0, 7))
 def test_a_resumed_conversation_goes_on_as_the_whole_one(chat, messages, tools, cut):
     messages = messages if chat is QWEN else without_reasoning(messages)
+    for at in (0, cut):
+        check_resumed(chat, messages, tools, at)
+
+
+def check_resumed(chat, messages, tools, cut):
     whole, known = build(chat, messages, tools), build(chat, messages[:cut], tools)
     roles = [message["role"] for message in messages[:cut]]
     resumed = ChatBuilder.resume(chat, known.tokens, roles, False, known.by_assistant, tools=tools)
@@ -219,6 +224,7 @@ def call(body, end="</tool_call>"):
         (call('\n{"name": "f", "arguments": {}}\n'), [("f", "{}")], "", []),
         (call('{"name":"f","arguments":{"a":"}"}}'), [("f", '{"a":"}"}')], "", []),
         (call('{"name": "f", "parameters": {}}'), [("f", "{}")], "", []),
+        (call('{"name": "f", "arguments": {"a": "\\"}"}}'), [("f", '{"a": "\\"}"}')], "", []),
         (call('{"arguments": {"a": [1, "]"]}, "name": "f"}'), [("f", '{"a": [1, "]"]}')], "", []),
         (call('{"id": 1, "name": "f", "arguments": {}}'), [("f", "{}")], "", []),
         (call('{"name": "f", "arguments": {}, "id": 1}'), [("f", "{}")], "", []),
