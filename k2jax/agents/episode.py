@@ -235,7 +235,8 @@ class Rollout:
         if path and is_answer(self.trajectory, node):  # all of its tokens are known: nothing is encoded again
             parts = ((index, self.trajectory.nodes[index].message) for index in path)
             roles = ["assistant" if is_answer(self.trajectory, index) else message["role"] for index, message in parts]
-            return ChatBuilder.resume(self.chat, self.trajectory.path_tokens(node), roles, is_open=True)
+            tokens = self.trajectory.path_tokens(node)
+            return ChatBuilder.resume(self.chat, tokens, roles, is_open=True, tools=self.tools)
         builder, reading = ChatBuilder(self.chat, self.tools), start_reading(self.media)
         for index in path:
             part = self.trajectory.nodes[index]
@@ -267,7 +268,7 @@ class Rollout:
             turn=turn,
             temperature=temperature,
             finish=completion.finish,
-            message=read_message(self.tokenizer, self.chat, completion.tokens, self.task.thinking),
+            message=read_message(self.chat, completion.tokens, self.task.thinking, self.trajectory.path_tokens(parent)),
         )
 
     def _known_experts(self, node: int) -> np.ndarray | None:

@@ -54,7 +54,7 @@ class RoleClient(NamedTuple):
         stops = (self.chat.end, *self.sampling.stop_tokens)
         asked = dataclasses.replace(self.sampling, seed=seed, stop_tokens=stops)
         completion = await self.client.generate(builder.tokens, asked)
-        return read_message(self.tokenizer, self.chat, completion.tokens.tolist(), thinking)
+        return read_message(self.chat, completion.tokens.tolist(), thinking, builder.tokens)
 
 
 class Roles:

@@ -7,6 +7,7 @@ is decided by the tokens that precede the assistant's first one: all answers to 
 from __future__ import annotations
 
 from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import numpy as np
@@ -100,17 +101,16 @@ def branches(messages: list[Any], tools: list[Any] | None, chat: ChatFormat) -> 
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not chat.thinks or not any(split_reasoning(messages[i])[0] for i in answers):
         return [whole]
-    found, begin = [], 0
-    for end in [*(i + 1 for i in answers if not messages[i].get("tool_calls")), len(messages)]:
+    parts = []
+    for begin, end in itertools.pairwise([*chat.cycles(messages), len(messages)]):
         if any(begin <= i < end for i in answers):
-            builder = render_history(chat, messages[:begin], tools)
+            builder = render_history(chat, chat.as_history(messages[:end], thinking=False)[:begin], tools, strip=False)
             known = len(builder.tokens)
             for message in messages[begin:end]:
                 builder.add(message)
             builder.by_assistant[:known] = [False] * known
-            found += [builder] * any(builder.by_assistant)
-        begin = end
-    return found or [whole]
+            parts += [builder] * any(builder.by_assistant)
+    return parts or [whole]
 
 
 def checked_branches(

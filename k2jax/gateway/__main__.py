@@ -1,7 +1,7 @@
 r"""Serves a model to black-box agents and records every token that they sample.
 
 Example:
-    python -m k2jax.gateway --checkpoint=runs/kimi --workdir=runs/agents
+    python -m k2jax.gateway --checkpoint=runs/agent-nano --workdir=runs/agents
     curl localhost:8001/rollouts -H "Authorization: Bearer $(cat runs/agents/operator.key)" \
         -H 'Content-Type: application/json' -d '{"task": "fix-1", "sampling": {"max_tokens": 1024}}'
 

@@ -2,9 +2,10 @@
 
 In reading order: ``tokenizer``, ``added_tokens``, ``rank_file``, ``gguf_vocabulary`` and ``byte_level`` (vocabularies),
 ``messages``, ``message_fields`` and ``call_ids`` (messages of any tool in one form), ``chat`` (conversations as ids),
-then the formats ``plain_chat``, ``compact_chat``, ``chatml``, ``kimi_chat`` and ``thinking_chat`` over ``common_chat``;
-``tool_types`` and ``tool_calls``, ``streaming`` and ``special_token_scanner`` (answers as they arrive), ``media`` and
-``media_reading`` (images in messages).
+then the formats ``plain_chat``, ``compact_chat``, ``chatml``, ``hermes_chat`` and ``qwen_chat``, ``llama_chat``,
+``kimi_chat`` and ``thinking_chat`` with ``tool_types`` over ``common_chat``; ``answers`` (answers as they arrive) with
+the parsers ``tool_calls``, ``hermes_calls`` and ``llama_calls`` over ``json_calls``, ``special_token_scanner`` and
+``streaming``; ``media`` and ``media_reading`` (images in messages).
 """
 
 from k2jax.text.chat import ChatBuilder, ChatFormat, chat_format, configured_chat, render_history

@@ -11,11 +11,14 @@ from typing import Any, Literal
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
-from k2jax.text.common_chat import ChatFormat
+from k2jax.text.common_chat import ChatFormat, MessageContext
 from k2jax.text.compact_chat import CompactChat
+from k2jax.text.hermes_chat import HERMES_TOKENS, HermesChat
 from k2jax.text.kimi_chat import KIMI_TOKENS, KimiChat
-from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, stated_reasoning, tool_calls, without_old_reasoning
+from k2jax.text.llama_chat import LLAMA_TOKENS, LlamaChat
+from k2jax.text.messages import THINK_BEGIN, THINK_END, Message, stated_reasoning, tool_calls
 from k2jax.text.plain_chat import PlainChat
+from k2jax.text.qwen_chat import QwenChat
 from k2jax.text.thinking_chat import KimiThinkingChat
 from k2jax.text.tokenizer import Tokenizer
 
@@ -41,6 +44,7 @@ class ChatBuilder:
         self._roles: list[str] = []
         self._started = False  # whether the first message, or the default system message, was added
         self._open = False  # whether the assistant's message has no end yet
+        self._tools = tuple(tools or ())
         if tools:
             self._append(chat.declare_tools(tools))
 
@@ -52,6 +56,8 @@ class ChatBuilder:
         roles: Sequence[str],
         is_open: bool,
         by_assistant: Sequence[bool] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> ChatBuilder:
         """Goes on with a conversation whose tokens are known, without encoding it again.
 
@@ -61,8 +67,10 @@ class ChatBuilder:
             roles: of its messages; empty where only tools are declared.
             is_open: whether it ends with ids that were sampled after ``open_assistant``.
             by_assistant: of each id; None is False for all of them.
+            tools: of the conversation, which some formats declare in a message that may be still to come.
         """
         builder = cls(chat)
+        builder._tools = tuple(tools)
         builder.tokens = list(map(int, tokens))
         builder.by_assistant = [False] * len(builder.tokens) if by_assistant is None else list(by_assistant)
         builder._roles, builder._started, builder._open = list(roles), bool(roles), is_open
@@ -84,16 +92,16 @@ class ChatBuilder:
         role = message["role"]
         self._check_reasoning(message)
         # Rendered before anything is added, so that a rejected message changes nothing.
-        self.format.check_order([*self._roles, role])
-        ids = self.format.render(message, self.format.count_calls(self.tokens) if message.get("tool_calls") else 0)
-        self._begin(with_default=role != "system")
+        ids = self._rendered(message)
+        self._begin(role)
         prompt = len(self.format.answer_prompt(message)) if role == "assistant" else len(ids)
         self._append(ids[:prompt])
         if role == "assistant" and self.first_answer is None:
             self.first_answer = len(self.tokens)
         trained = role == "assistant" and message.get("weight", 1) != 0
-        self._append([*ids[prompt:], *self.format.closing(role)], by_assistant=trained)
-        self._append(self.format.after_end)
+        closing = self.format.closing(role)
+        self._append([*ids[prompt:], *closing], by_assistant=trained)
+        self._append(self.format.after_end if closing else [])
         self._roles.append(role)
 
     def open_with(self, message: Message) -> None:
@@ -107,13 +115,18 @@ class ChatBuilder:
         """
         if tool_calls(message):
             raise UserError("a message with tool calls cannot be continued; send their results")
-        self.format.check_order([*self._roles, "assistant"])
         self._check_reasoning(message)
-        ids = self.format.render(message)
-        self._begin(with_default=True)
+        ids = self._rendered(message)
+        self._begin("assistant")
         self._roles.append("assistant")
         self._append(ids)
         self._open = True
+
+    def _rendered(self, message: Message) -> list[int]:
+        """The ids of the next message; nothing is added."""
+        self.format.check_order([*self._roles, message["role"]], self._tools)
+        calls = self.format.count_calls(self.tokens) if message.get("tool_calls") else 0
+        return self.format.render(message, MessageContext(self._roles, calls, self._tools))
 
     def _check_reasoning(self, message: Message) -> None:
         if not self.format.thinks and message["role"] == "assistant" and stated_reasoning(message):
@@ -128,8 +141,8 @@ class ChatBuilder:
         Args:
             thinking: whether the answer is to begin with reasoning, in formats that have it.
         """
-        self.format.check_order([*self._roles, "assistant"])
-        self._begin(with_default=True)
+        self.format.check_order([*self._roles, "assistant"], self._tools)
+        self._begin("assistant")
         self._roles.append("assistant")
         self._append(self.format.generation_prompt if thinking else self.format.direct_prompt)
         self._open = True
@@ -140,16 +153,16 @@ class ChatBuilder:
             raise ValueError("call open_assistant before append_sampled")
         self._append([int(i) for i in ids], by_assistant=True)
 
-    def _begin(self, with_default: bool) -> None:
-        """Prepares for a message: ends the open one, or adds the default system message before the first one."""
+    def _begin(self, role: str) -> None:
+        """Prepares for a message of a role: ends what is open, or adds what stands before the first one."""
         if self._open:
             # The model may have sampled the end itself.
             self._append([] if self.tokens[-1] == self.format.end else [self.format.end])
             self._append(self.format.after_end)
             self._open = False
-        if not self._started and with_default and self.format.default_system:
-            default = self.format.render({"role": "system", "content": self.format.default_system})
-            self._append([*default, *self.format.closing("system"), *self.format.after_end])
+        if not self._started and role != "system":
+            self._append(self.format.preface(self._tools))
+        self._append(self.format.joint(self._roles, role))
         self._started = True
 
     def _append(self, ids: list[int], by_assistant: bool = False) -> None:
@@ -169,31 +182,44 @@ def render_history(
         chat: the chat format.
         messages: in OpenAI's format, reasoning in ``reasoning_content``.
         tools: tools to declare.
-        strip: whether to drop the reasoning of cycles that have ended.
+        strip: whether to drop the reasoning that the model does not read again.
 
     Raises:
         UserError: a message is malformed, or the format does not support it.
     """
     builder = ChatBuilder(chat, tools)
-    for message in without_old_reasoning(messages) if strip and chat.thinks else messages:
+    for message in chat.as_history(messages) if strip else messages:
         builder.add(message)
     return builder
 
 
+_THINK_TOKENS = (THINK_BEGIN, THINK_END)
+_FORMATS: tuple[tuple[tuple[str, ...], type[ChatFormat]], ...] = (
+    ((*KIMI_TOKENS, *_THINK_TOKENS), KimiThinkingChat),
+    (KIMI_TOKENS, KimiChat),
+    ((*HERMES_TOKENS, *_THINK_TOKENS), QwenChat),
+    (HERMES_TOKENS, HermesChat),
+    (CHATML_TOKENS, ChatML),
+    (LLAMA_TOKENS, LlamaChat),
+)
+"""Formats with the special tokens that choose them; the first one counts."""
+
+
 def chat_format(tokenizer: Tokenizer) -> ChatFormat:
-    """Returns the chat format whose special tokens a vocabulary has: Kimi K2.5's, Kimi K2's, else ChatML.
+    """Returns the chat format whose special tokens a vocabulary has.
+
+    These are Kimi K2.5's, Kimi K2's, Qwen3's, Qwen2.5's, which is Hermes', ChatML and Llama 3's.
 
     Raises:
-        UserError: it has the special tokens of neither.
+        UserError: it has the special tokens of none.
     """
-    thinking_tokens = (*KIMI_TOKENS, THINK_BEGIN, THINK_END)
-    formats = ((thinking_tokens, KimiThinkingChat), (KIMI_TOKENS, KimiChat), (CHATML_TOKENS, ChatML))
-    for names, kind in formats:
+    for names, kind in _FORMATS:
         if all(tokenizer.has_special(name) for name in names):
             return kind(tokenizer)
     raise UserError(
-        f"the tokenizer has no chat format: it lacks the special tokens of Kimi K2 ({' '.join(KIMI_TOKENS)}) and of "
-        f"ChatML ({' '.join(CHATML_TOKENS)}); use a chat model's tokenizer, or train with config.data.chat_format plain"
+        f"the tokenizer has no chat format: it lacks the special tokens of Kimi K2 ({' '.join(KIMI_TOKENS)}), of "
+        f"ChatML and Qwen ({' '.join(CHATML_TOKENS)}) and of Llama 3 ({' '.join(LLAMA_TOKENS)}); use a chat model's "
+        "tokenizer, or train with config.data.chat_format plain"
     )
 
 

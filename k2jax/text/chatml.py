@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from k2jax.errors import UserError
-from k2jax.text.common_chat import ChatFormat
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.messages import Message, content_text, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-_NO_TOOLS = "this model's chat format (ChatML) has no tools; omit them or use a Kimi K2 tokenizer"
+_NO_TOOLS = (
+    "this model's chat format (ChatML) has no tools; omit them, or use a model whose tokenizer has <tool_call> and "
+    "</tool_call> (Qwen), or Kimi K2's or Llama 3's tokens"
+)
 
 
 class ChatML(ChatFormat):
@@ -23,11 +23,11 @@ class ChatML(ChatFormat):
         self._start = tokenizer.special_id("<|im_start|>")
         self.generation_prompt = self.direct_prompt = [self._start, *tokenizer.encode("assistant\n")]
 
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def declare_tools(self, tools: Tools) -> list[int]:
         """Raises UserError, because ChatML does not define tools."""
         raise UserError(_NO_TOOLS)
 
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the start token, the role on a line, and the content."""
         role, text = message["role"], content_text(message)
         if role == "tool" or tool_calls(message):

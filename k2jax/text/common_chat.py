@@ -4,10 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from k2jax.text.answers import AnswerParser
 from k2jax.text.messages import Message, encode_text
 from k2jax.text.tokenizer import Tokenizer
+
+Tools = Sequence[Mapping[str, Any]]
+"""Declarations in OpenAI's format: ``{"type": "function", "function": …}``."""
+
+
+class MessageContext(NamedTuple):
+    """Where a message stands in a conversation, as far as its ids depend on that.
+
+    Attributes:
+        roles: of the messages before it.
+        calls: number of calls of tools before it.
+        tools: those of the conversation.
+    """
+
+    roles: Sequence[str] = ()
+    calls: int = 0
+    tools: Tools = ()
+
+
+BEGINNING = MessageContext()
 
 
 class ChatFormat(ABC):
@@ -38,15 +59,26 @@ class ChatFormat(ABC):
         self._tokenizer = tokenizer
 
     @abstractmethod
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Returns the ids that declare tools to the model, at the beginning of a conversation."""
+    def declare_tools(self, tools: Tools) -> list[int]:
+        """Returns the ids that declare tools before all messages; none where a message declares them.
+
+        Raises:
+            UserError: the format has no tools, or these cannot be declared.
+        """
 
     @abstractmethod
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
-        """Returns the ids of a message without its ``end``; ``calls_before`` is the number of earlier tool calls."""
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
+        """Returns the ids of a message without its ``end``."""
 
-    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the text that ``declare_tools`` encodes, whose length a server limits; none where it encodes none."""
+    def preface(self, tools: Tools) -> list[int]:
+        """Returns the ids before a first message that is not the system's."""
+        if not self.default_system:
+            return []
+        default = self.render({"role": "system", "content": self.default_system}, MessageContext(tools=tools))
+        return [*default, *self.closing("system"), *self.after_end]
+
+    def tools_text(self, tools: Tools) -> str:
+        """Returns the text that declares tools, whose length a server limits; none where they are not declared."""
         return ""
 
     def answer_prompt(self, message: Message) -> list[int]:
@@ -57,12 +89,64 @@ class ChatFormat(ABC):
         """Returns the ids that end a message of this role: ``end``, or none where the format has no mark there."""
         return [self.end]
 
-    def check_order(self, roles: Sequence[str]) -> None:  # noqa: B027, most formats accept any order
+    def joint(self, roles: Sequence[str], role: str) -> list[int]:
+        """Returns the ids that end what earlier messages have left open, before a message of a role."""
+        return []
+
+    def check_order(self, roles: Sequence[str], tools: Tools) -> None:  # noqa: B027, most formats accept any order
         """Raises UserError if the format has no conversation whose messages have these roles, in this order."""
 
     def count_calls(self, ids: Iterable[int]) -> int:
-        """Returns the number of tool calls that begin in these ids; 0 where calls have no ids in the text."""
+        """Returns the number of tool calls that begin in a conversation; 0 where the format writes no ids of calls."""
         return 0
+
+    def parser(self, thinking: bool = True, shows_all: bool = False, calls_before: int = 0) -> AnswerParser | None:
+        """Returns what reads one answer of the model; None where all of an answer is text.
+
+        Args:
+            thinking: whether the answer follows ``generation_prompt``, not ``direct_prompt``.
+            shows_all: whether special tokens without a meaning are text, by name.
+            calls_before: number of calls before the answer, from which those without ids are counted.
+        """
+        return None
+
+    def read(self, ids: Sequence[int], thinking: bool = True, calls_before: int = 0) -> dict[str, Any]:
+        """Returns sampled ids without their ``end`` as a message in OpenAI's format, no token invisible."""
+        parser = self.parser(thinking, shows_all=True, calls_before=calls_before)
+        if parser is None:
+            return {"role": "assistant", "content": visible_text(self._tokenizer, ids)}
+        parser.feed_ids(ids)
+        parser.end()
+        return parser.message
+
+    def cycles(self, messages: Sequence[Message]) -> list[int]:
+        """Returns the indices at which cycles begin; reasoning of earlier cycles is not read again, if there is any."""
+        return [0]
+
+    def as_history(self, messages: Sequence[Message], thinking: bool = True) -> list[Message]:
+        """Returns a conversation as the model reads it before its next answer: without reasoning of earlier cycles.
+
+        Args:
+            messages: of the conversation, the model's next answer left out.
+            thinking: whether that begins with reasoning.
+
+        Raises:
+            UserError: the content of a message is no text.
+        """
+        return list(messages)
 
     def _text(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text)
+
+
+def visible_text(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """The text of ids; special tokens among them are written by name, so that no token is invisible to a reader."""
+    text, run = [], []
+    for i in ids:
+        name = tokenizer.special_name(int(i))
+        if name is None:
+            run.append(int(i))
+            continue
+        text += [tokenizer.decode(run), name]
+        run = []
+    return "".join([*text, tokenizer.decode(run)])

@@ -8,12 +8,12 @@ other lines are the answer's text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import json
 from typing import Any
 
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.text.common_chat import ChatFormat
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools, visible_text
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -31,11 +31,11 @@ class CompactChat(ChatFormat):
         super().__init__(tokenizer, tokenizer.eos)
         self._begin = tokenizer.encode_document("")
 
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def declare_tools(self, tools: Tools) -> list[int]:
         """Returns no ids."""
         return []
 
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the text of a message, after the token that begins a document unless it is the assistant's."""
         if message["role"] != "assistant":
             return [*self._begin, *content_ids(self._tokenizer, message)]
@@ -43,7 +43,7 @@ class CompactChat(ChatFormat):
         lines = [*([text] if text else []), *(_line(call) for call in tool_calls(message))]
         return self._text("\n".join(lines))
 
-    def read(self, ids: Sequence[int]) -> dict[str, Any]:
+    def read(self, ids: Sequence[int], thinking: bool = True, calls_before: int = 0) -> dict[str, Any]:
         """Sampled ids without their ``end`` as a message in OpenAI's format.
 
         The arguments of a call are a JSON string, not an object, since they have no names; the id of a call is its
@@ -59,19 +59,6 @@ class CompactChat(ChatFormat):
             calls.append({"id": str(len(calls)), "type": "function", "function": function})
         message: dict[str, Any] = {"role": "assistant", "content": "\n".join(text)}
         return message | ({"tool_calls": calls} if calls else {})
-
-
-def visible_text(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """The text of ids; special tokens among them are written by name, so that no token is invisible to a reader."""
-    text, run = [], []
-    for i in ids:
-        name = tokenizer.special_name(int(i))
-        if name is None:
-            run.append(int(i))
-            continue
-        text += [tokenizer.decode(run), name]
-        run = []
-    return "".join([*text, tokenizer.decode(run)])
 
 
 def _line(call: Mapping[str, Any]) -> str:

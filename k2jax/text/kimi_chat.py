@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k2jax.text.common_chat import ChatFormat
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, text_field, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
+from k2jax.text.tool_calls import CALL_BEGIN, ToolCallParser
 
 KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
 
@@ -22,20 +23,20 @@ class KimiChat(ChatFormat):
         super().__init__(tokenizer, tokenizer.special_id("<|im_end|>"))
         self.generation_prompt = self.direct_prompt = self._head("<|im_assistant|>", "assistant")
 
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def declare_tools(self, tools: Tools) -> list[int]:
         """Returns a system message named ``tool_declare`` with the text of the tools."""
         return [*self._head("<|im_system|>", "tool_declare"), *self._text(self.tools_text(tools)), self.end]
 
-    def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+    def tools_text(self, tools: Tools) -> str:
         """Returns the list as compact JSON with sorted keys."""
         return to_json(list(tools), separators=(",", ":"), sort_keys=True)
 
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the role's special token and name, the content, and an assistant's tool calls."""
         role = message["role"]
         if role == "assistant":
             text, calls = self._text(content_text(message)), tool_calls(message)
-            return [*self.generation_prompt, *text, *(self._section(calls, calls_before) if calls else [])]
+            return [*self.generation_prompt, *text, *(self._section(calls, context.calls) if calls else [])]
         if role != "tool":
             return [*self._head("<|im_user|>" if role == "user" else "<|im_system|>", role), *self._content(message)]
         # Heading and result are encoded as one text, as in the release: a token can span the end of a line.
@@ -44,8 +45,13 @@ class KimiChat(ChatFormat):
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tokens that begin a call."""
-        begin = self._tokenizer.special_id("<|tool_call_begin|>")
-        return sum(i == begin for i in ids)
+        return list(ids).count(self._tokenizer.special_id(CALL_BEGIN))
+
+    def parser(self, thinking: bool = True, shows_all: bool = False, calls_before: int = 0) -> ToolCallParser | None:
+        """Returns a parser of calls, and of reasoning; None for a vocabulary without their tokens."""
+        if not self._tokenizer.is_byte_level or not (self.thinks or self._tokenizer.has_special(CALL_BEGIN)):
+            return None
+        return ToolCallParser(self._tokenizer, thinking=self.thinks and thinking, shows_all=shows_all)
 
     def _section(self, calls: Sequence[Mapping[str, Any]], calls_before: int) -> list[int]:
         """Tool calls; one without an id gets the id that the model would write, counted over the conversation."""

@@ -12,6 +12,7 @@ from k2jax.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
+NOT_JSON = "tools and their arguments must be JSON values, not {}"
 EMPTY_ARGUMENTS = "{}"
 """Arguments of a call that has none, or blank ones."""
 
@@ -126,31 +127,20 @@ def _is_thought(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in REASONING_PARTS
 
 
-def without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
-    """A conversation as a thinking model reads it: without the reasoning of tool cycles that have ended.
+def ends_cycle(message: Message) -> bool:
+    """Whether a message ends a cycle of calls: an answer that calls no tool and that the model does not continue."""
+    return message["role"] == "assistant" and not message.get("tool_calls") and not message.get("partial")
 
-    A cycle ends with an answer that calls no tool and that the model does not continue; the reasoning of those up to
-    the last such answer is dropped.
+
+def without_reasoning(message: Message) -> Message:
+    """A message, an assistant's without its reasoning.
 
     Raises:
-        UserError: the content of a message is no text.
+        UserError: its content is no text.
     """
-    ends = [i for i, message in enumerate(messages) if _ends_cycle(message)]
-    last = ends[-1] if ends else -1
-    return [
-        {**message, "content": split_reasoning(message)[1], "reasoning_content": ""}
-        if index <= last and _is_of_assistant(message)
-        else message
-        for index, message in enumerate(messages)
-    ]
-
-
-def _ends_cycle(message: Any) -> bool:
-    return _is_of_assistant(message) and not message.get("tool_calls") and not message.get("partial")
-
-
-def _is_of_assistant(message: Any) -> bool:
-    return isinstance(message, Mapping) and message.get("role") == "assistant"
+    if message["role"] != "assistant":
+        return message
+    return {**message, "content": split_reasoning(message)[1], "reasoning_content": ""}
 
 
 def text_field(mapping: Mapping[str, Any], key: str, default: str) -> str:
@@ -185,4 +175,4 @@ def to_json(value: Any, **options: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, **options)
     except (TypeError, ValueError, RecursionError):
-        raise UserError(f"tools and their arguments must be JSON values, not {abbreviate(value)}") from None
+        raise UserError(NOT_JSON.format(abbreviate(value))) from None

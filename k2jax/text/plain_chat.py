@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from k2jax.errors import UserError
-from k2jax.text.common_chat import ChatFormat
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -24,11 +23,11 @@ class PlainChat(ChatFormat):
         super().__init__(tokenizer, tokenizer.eos)
         self._begin = tokenizer.encode_document("")
 
-    def declare_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def declare_tools(self, tools: Tools) -> list[int]:
         """Raises UserError, because there is no markup for tools."""
         raise UserError("the plain chat format has no tools; omit them, or use a tokenizer with chat tokens")
 
-    def render(self, message: Message, calls_before: int = 0) -> list[int]:
+    def render(self, message: Message, context: MessageContext = BEGINNING) -> list[int]:
         """Returns the message's text, after the beginning-of-document token if it is the user's."""
         if tool_calls(message):
             self.declare_tools([])
@@ -39,7 +38,7 @@ class PlainChat(ChatFormat):
         """Returns the ``end`` of the assistant's message; the user's has none."""
         return [self.end] if role == "assistant" else []
 
-    def check_order(self, roles: Sequence[str]) -> None:
+    def check_order(self, roles: Sequence[str], tools: Tools) -> None:
         """Raises UserError unless messages of the user and of the assistant alternate, the user's first."""
         if any(role != _ORDER[place % 2] for place, role in enumerate(roles)):
             raise UserError(

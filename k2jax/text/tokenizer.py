@@ -259,24 +259,25 @@ def _check(file: Path, raw: bytes) -> None:
         )
 
 
-def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Tokenizer:
     """Trains a byte-level BPE; ids 0 and 1 are ``[BOS]`` and ``[EOS]``, and all 256 bytes are in the vocabulary.
 
     Args:
         texts: training texts.
         vocab: size of the vocabulary; short texts give fewer entries.
+        special: names of further special tokens, from id 2 on.
 
     Raises:
-        UserError: ``vocab`` is too small for all bytes.
+        UserError: ``vocab`` is too small for all bytes and special tokens.
     """
-    if vocab < SMALLEST_BPE:
-        raise UserError(f"a byte-level vocabulary needs at least {SMALLEST_BPE} entries, not {vocab}")
+    if vocab < SMALLEST_BPE + len(special):
+        raise UserError(f"a byte-level vocabulary needs at least {SMALLEST_BPE + len(special)} entries, not {vocab}")
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=[BOS, EOS],
+        special_tokens=[BOS, EOS, *special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

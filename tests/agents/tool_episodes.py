@@ -70,14 +70,20 @@ def compact_client(say):
 
 
 def kimi_client(say):
-    """The same in Kimi K2's format; the function returns text and calls ``(name, arguments)``."""
+    """The same in Kimi K2's format; see ``chat_client``."""
     tokenizer = kimi.tokenizer()
     chat = chat_format(tokenizer)
+    return chat_client(say, chat, tokenizer), chat, tokenizer
+
+
+def chat_client(say, chat, tokenizer):
+    """The same in a format with tools; the function returns text and calls ``(name, arguments)``."""
 
     def reply(prompt, sampling):
         text, calls = say(kimi.text_of(prompt, tokenizer))
         calls = [{"function": {"name": name, "arguments": json.dumps(arguments)}} for name, arguments in calls]
         message = {"role": "assistant", "content": text, "tool_calls": calls}
-        return [*chat.render(message)[len(chat.generation_prompt) :], chat.end]
+        message |= {"reasoning_content": "hm"} if chat.thinks else {}
+        return [*chat.render(message)[len(chat.answer_prompt(message)) :], chat.end]
 
-    return ScriptedClient(reply), chat, tokenizer
+    return ScriptedClient(reply)

@@ -133,7 +133,7 @@ def test_a_role_answers_in_the_iteration_with_the_bits_of_its_own_engine_alone(r
     assert [each.tokens for each in other] != [each.tokens for each in helper]
     assert {(each.sampling.max_tokens, each.sampling.temperature) for each in helper} == {(5, 0.8)}
     for number, one in enumerate(groups[0].trajectories):
-        said = read_message(BYTES, COMPACT, helper[number].tokens)["content"]
+        said = read_message(COMPACT, helper[number].tokens)["content"]
         assert one.nodes[0].message["content"] == f"ab {said}" and said
 
 

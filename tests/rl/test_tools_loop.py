@@ -10,6 +10,7 @@ from k2jax.tasks.commands.dataset import command_demonstrations
 from k2jax.tasks.expressions.dataset import expression_demonstrations
 from k2jax.tasks.tool_use.demonstrations import tool_demonstrations
 from k2jax.text import ChatBuilder, byte_tokenizer, configured_chat
+from k2jax.text.hermes_chat import HERMES_TOKENS
 from k2jax.trajectory import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.emulated import ROOT
@@ -52,6 +53,22 @@ def test_the_experiments_tasks_are_wired_and_their_demonstrations_fit_its_rows(n
         answers = [message for message in record["messages"] if message["role"] == "assistant"]
         assert len(builder.tokens) <= config.rl.rollout.max_length and len(answers) <= limits.steps
         assert all(len(chat.render(answer)) < limits.max_tokens for answer in answers)
+
+
+@pytest.mark.slow
+def test_an_iteration_trains_on_conversations_whose_tools_are_declared_in_qwens_format(tmp_path):
+    config = small()
+    tokenizer = byte_tokenizer(HERMES_TOKENS)
+    tokenizer.save(tmp_path / "tokenizer")
+    config.model.vocab = 262
+    config.data.tokenizer.update({"kind": "file", "path": str(tmp_path / "tokenizer")})
+    config.data.update({"chat_format": "auto", "sequence_length": 1200})
+    config.rl.rollout.max_length = 1200
+    assert train(resolve(config), tmp_path / "run") == 0
+    trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
+    text = tokenizer.decode(trajectories[0].nodes[0].tokens)
+    assert len(trajectories) == 4 and '"name": "calc"' in text
+    assert all(not verify(trajectory, 262) and trajectory.reward is not None for trajectory in trajectories)
 
 
 def test_a_wrong_toolset_stops_a_run_before_it_begins(tmp_path):

@@ -14,6 +14,7 @@ from k2jax.text.gguf_vocabulary import gguf_tokenizer
 from k2jax.text.thinking_chat import KimiThinkingChat
 from tests.refusal import refused
 from tests.text import kimi
+from tests.text import qwen as others
 
 CONTROL = (
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "[INST]",
@@ -85,18 +86,28 @@ def test_a_text_never_becomes_a_control_token(kind, spelled, added, normalizer, 
         assert tokenizer.decode(ids) == text  # and nothing was left out
 
 
-@given(
-    text=st.lists(PIECES | st.sampled_from(["<|im_user|>", "<|tool_calls_section_begin|>"]), max_size=8).map("".join)
-)
+VOCABULARIES = (others.QWEN3, (*others.CHATML, *others.TOOLS), others.LLAMA)
+MARKUP = ["<|im_user|>", "<|tool_calls_section_begin|>", *others.QWEN3, *others.LLAMA]
+
+
+@given(text=st.lists(PIECES | st.sampled_from(MARKUP), max_size=8).map("".join))
 @settings(max_examples=30, deadline=None)
+@example("".join(MARKUP))
 def test_a_message_has_no_control_tokens_but_those_of_its_format(text):
-    for tokenizer in (without_flags(kimi.thinking_tokenizer()), without_flags(kimi.tokenizer()), QWEN):
+    formats = [kimi.thinking_tokenizer(), kimi.tokenizer(), *map(others.tokenizer, VOCABULARIES)]
+    for tokenizer in (*map(without_flags, formats), QWEN):
         chat = chat_format(tokenizer)
         counts = []
-        for content in ("", text):
-            builder = ChatBuilder(chat)
+        for content in ("x", "x" + text):
+            builder = ChatBuilder(
+                chat, [] if tokenizer is QWEN else [{"function": {"name": "f", "description": content}}]
+            )
             builder.add({"role": "system", "content": content})
             builder.add({"role": "user", "content": content})
+            builder.add({"role": "assistant", "content": content})
+            if tokenizer is not QWEN:
+                builder.add({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": content}}]})
+                builder.add({"role": "tool", "content": content})
             builder.open_assistant()
             counts.append(sum(tokenizer.special_name(i) is not None for i in builder.tokens))
         assert counts[0] == counts[1]

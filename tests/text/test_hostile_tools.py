@@ -6,6 +6,7 @@ import pytest
 
 from k2jax.text.tool_types import declare_functions
 from tests.refusal import refused
+from tests.text import qwen
 
 MANY = 40_000
 
@@ -45,6 +46,19 @@ def test_all_declarations_together_have_a_limit():
     function = {"type": "function", "function": {"name": "f", "description": "a" * (1 << 20)}}
     with refused("characters"):
         declare_functions([function] * 20)
+
+
+def test_deep_tools_of_many_lines_are_not_mostly_indentation_in_llamas_format():
+    schema = [1] * 20_000
+    for _ in range(300):
+        schema = [schema]
+    begun = time.process_time()
+    with refused("declarations of the tools have more than"):
+        qwen.LLAMA_3.tools_text([{"function": schema}])
+    for chat in (qwen.LLAMA_3, qwen.QWEN):
+        with refused("must be JSON values"):
+            chat.declare_tools([{"function": {1, 2}}])
+    assert time.process_time() - begun < 3
 
 
 def test_definitions_of_definitions_are_declared_once_each_and_in_order():

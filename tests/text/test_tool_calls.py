@@ -8,17 +8,12 @@ import tokenizers
 from tokenizers import models
 
 from k2jax.text import ChatBuilder, ToolCallParser, gguf_tokenizer, load_tokenizer
-from k2jax.text.tool_calls import (
+from k2jax.text.answers import (
     AFTER_END,
     BAD_JSON,
-    INVALID_ID,
-    NO_ARGUMENTS,
     NO_BEGIN,
     NO_END,
     NO_NAME,
-    NO_SECTION,
-    NO_SECTION_END,
-    NOT_A_CALL,
     CallArguments,
     CallEnd,
     CallStart,
@@ -26,8 +21,10 @@ from k2jax.text.tool_calls import (
     Finished,
     Markup,
 )
+from k2jax.text.tool_calls import INVALID_ID, NO_ARGUMENTS, NO_SECTION, NO_SECTION_END, NOT_A_CALL
 from tests.refusal import refused
 from tests.text import kimi
+from tests.text.answers import check, joined
 from tests.text.test_chat import CALLS, KIMI, TEXT, OracleTokenizer
 from tests.text.test_gguf_vocabulary import small
 
@@ -61,39 +58,9 @@ IDS = st.lists(
 ) | ANSWERS.map(kimi.tokenizer().encode)
 
 
-def joined(events):
-    """Events with neighbouring pieces of one thing made one."""
-    out = []
-    for event in events:
-        same = out and type(event) is type(out[-1]) and isinstance(event, Content | CallArguments | Markup)
-        if same and vars(event) | {"raw": ""} == vars(out[-1]) | {"raw": ""}:
-            out[-1] = type(event)(**vars(event) | {"raw": out[-1].raw + event.raw})
-        else:
-            out.append(event)
-    return out
-
-
 def parse(text, parser=None):
     parser = parser or ToolCallParser()
     return parser, [*parser.feed(text), *parser.end()]
-
-
-def check(parser, events, text):
-    """What holds of every answer: nothing is lost, and the events tell a whole story."""
-    assert "".join(event.raw for event in events) == text
-    assert [type(event) for event in events].count(Finished) == 1
-    after = events[[type(event) for event in events].index(Finished) + 1 :]
-    assert all(isinstance(event, Markup) for event in after)
-    message = parser.message
-    assert message["content"] == "".join(event.raw for event in events if isinstance(event, Content))
-    calls = message.get("tool_calls", [])
-    for kind in (CallStart, CallEnd):
-        assert [event.index for event in events if isinstance(event, kind)] == list(range(len(calls)))
-    for i, call in enumerate(calls):
-        pieces = [event.raw for event in events if isinstance(event, CallArguments) and event.index == i]
-        assert call["function"]["arguments"] == "".join(pieces)
-    (finished,) = (event for event in events if isinstance(event, Finished))
-    assert finished.reason == ("tool_calls" if calls else "stop")
 
 
 @given(ANSWERS, st.data())

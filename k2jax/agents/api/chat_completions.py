@@ -17,6 +17,7 @@ from k2jax.agents.api.requests import IGNORED, NEUTRAL, api_errors
 from k2jax.agents.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
 
+_THINKING_NAMES = ("thinking", "enable_thinking")
 _NEUTRAL: Mapping[str, Any] = {
     **NEUTRAL,
     "response_format": {"type": "text"},
@@ -131,20 +132,21 @@ def _declared(tool: dict[str, Any]) -> Mapping[str, Any] | None:
 def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool, tuple[str, ...]]:
     """Whether the answer begins with reasoning, whether the client says so, and what a lenient reader passed over.
 
-    ``{"chat_template_kwargs": {"thinking": false}}`` turns the reasoning off.
+    ``{"chat_template_kwargs": {"thinking": false}}`` turns the reasoning off; Qwen's name is ``enable_thinking``.
     """
     assert card.chat is not None
     options = fields.take("chat_template_kwargs", {})
-    others = isinstance(options, dict) and options.keys() - {"thinking"}
+    names = [name for name in _THINKING_NAMES if name in options] if isinstance(options, dict) else []
+    others = isinstance(options, dict) and len(options) > len(names)
     passed_over = ("chat_template_kwargs",) if fields.lenient and others else ()
-    if (others and not passed_over) or not (
-        isinstance(options, dict) and isinstance(options.get("thinking", True), bool)
-    ):
-        raise invalid_value("chat_template_kwargs", "an object with the key thinking alone, true or false", options)
-    thinking = options.get("thinking", card.chat.thinks)
+    is_read = isinstance(options, dict) and len(names) <= 1 and all(isinstance(options[name], bool) for name in names)
+    if (others and not passed_over) or not is_read:
+        text = "an object with the key thinking or enable_thinking alone, true or false"
+        raise invalid_value("chat_template_kwargs", text, options)
+    thinking = options[names[0]] if names else card.chat.thinks
     if thinking and not card.chat.thinks:
         raise unsupported("chat_template_kwargs", "this model's chat format has no reasoning")
-    return thinking, "thinking" in options, passed_over
+    return thinking, bool(names), passed_over
 
 
 def _read_continuation(fields: Fields) -> bool:

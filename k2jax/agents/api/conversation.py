@@ -20,8 +20,6 @@ from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.call_ids import with_call_ids
 from k2jax.text.chat import ChatBuilder
 from k2jax.text.media_reading import start_reading
-from k2jax.text.messages import without_old_reasoning
-from k2jax.text.tool_calls import CALL_BEGIN
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens",
@@ -100,8 +98,7 @@ def read_shared(
     asked = {name: fields.take(name) for name in SAMPLING_FIELDS} if fields.lenient else {}
     stop_tokens = tuple(dict.fromkeys((card.chat.end, card.tokenizer.eos)))
     options = read_options(fields, card, stop_tokens=stop_tokens, top_logprobs=top_logprobs, stop_field=stop_field)
-    reads = (card.chat.thinks or card.tokenizer.has_special(CALL_BEGIN)) and card.tokenizer.is_byte_level
-    options = dataclasses.replace(options, reads_markup=reads, thinking=card.chat.thinks)
+    options = dataclasses.replace(options, chat=card.chat, thinking=card.chat.thinks)
     return options, {k: v for k, v in asked.items() if v is not None}
 
 
@@ -250,8 +247,7 @@ def _render(conversation: Conversation, card: ModelCard) -> tuple[tuple[int, ...
     builder, reading = start_builder(conversation.tools, card), start_reading(card.media)
     try:
         messages = with_call_ids(conversation.messages, conversation.origins)
-        if card.chat.thinks:
-            messages = without_old_reasoning(messages)
+        messages = card.chat.as_history(messages, conversation.options.thinking)
     except UserError as error:
         raise bad_request(conversation.origins[0].partition("[")[0], str(error)) from None
     for message, origin in zip(messages, conversation.origins, strict=True):

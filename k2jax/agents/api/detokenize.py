@@ -7,11 +7,9 @@ import dataclasses
 from typing import NamedTuple
 
 from k2jax.agents.api.requests import GenerationRequest
-from k2jax.text.messages import EMPTY_ARGUMENTS
-from k2jax.text.streaming import StopStrings, TextStream
-from k2jax.text.tokenizer import Tokenizer
-from k2jax.text.tool_calls import (
+from k2jax.text.answers import (
     NO_END,
+    AnswerParser,
     CallArguments,
     CallEnd,
     CallStart,
@@ -19,8 +17,10 @@ from k2jax.text.tool_calls import (
     Event,
     Finished,
     Reasoning,
-    ToolCallParser,
 )
+from k2jax.text.messages import EMPTY_ARGUMENTS
+from k2jax.text.streaming import StopStrings, TextStream
+from k2jax.text.tokenizer import Tokenizer
 
 
 class GeneratedToken(NamedTuple):
@@ -119,7 +119,7 @@ class Detokenizer:
         self._prompt = request.choice_prompt(choice)
         self._stream = TextStream(tokenizer, () if request.echo else self._prompt)
         self._stops = StopStrings(request.stops)
-        self._parser = ToolCallParser(tokenizer, request.thinking) if request.reads_markup else None
+        self._parser = _parser(request, self._prompt)
         self._stop_reason = "stop"  # tool_calls if the parser read calls
         self._echo_pending = request.echo
         self._length = 0  # characters of the text so far, with those that are held back
@@ -234,3 +234,10 @@ class Detokenizer:
             self._blank = None if raw.strip() else raw
         if self._blank is None:
             self._calls.append(ToolCallDelta(index, arguments=raw))
+
+
+def _parser(request: GenerationRequest, prompt: Sequence[int]) -> AnswerParser | None:
+    """What reads an answer; None where all of it is text."""
+    if request.chat is None:
+        return None
+    return request.chat.parser(request.thinking, calls_before=request.chat.count_calls(prompt))

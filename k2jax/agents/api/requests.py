@@ -14,6 +14,7 @@ from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.client import Sampling
 from k2jax.errors import UserError
+from k2jax.text.chat import ChatFormat
 
 MAX_STOP_LENGTH, MAX_CHOICES = 1000, 128
 MAX_STOPS = {"stop": 4, "stop_sequences": 64}  # OpenAI's limit; Anthropic's interface has none
@@ -44,9 +45,9 @@ class GenerationRequest:
         logprobs: whether the response contains log-probabilities.
         echo: whether the response begins with the prompt.
         token_ids: whether the response contains token ids beside the text.
-        reads_markup: whether the answer is read as the chat format has it: its reasoning and its calls are no text, and
-            special tokens are left out.
-        thinking: whether it begins inside the reasoning.
+        chat: the format as which the answer is read: its reasoning and its calls are no text, and special tokens are
+            left out; None where all of it is text.
+        thinking: whether it follows the prompt of an answer that may begin with reasoning.
         media: images and chunks of video in the only prompt, as the card's ``MediaReader`` places them.
         record: name under which a gateway records the answer; dialects put it where clients send it back unread.
     """
@@ -61,7 +62,7 @@ class GenerationRequest:
     logprobs: bool = False
     echo: bool = False
     token_ids: bool = False
-    reads_markup: bool = False
+    chat: ChatFormat | None = None
     thinking: bool = False
     media: tuple[Any, ...] = ()
     record: str = ""

@@ -180,7 +180,8 @@ class RecordedHistory:
         sampled: list[bool] = []
         for node in path:
             sampled += [node.turn != NO_TURN] * len(node.tokens)
-        return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN, sampled)
+        is_open, tools = path[-1].turn != NO_TURN, match.conversation.tools
+        return ChatBuilder.resume(self._card.chat, tokens, roles, is_open, sampled, tools=tools)
 
     def commit(self, node: int, additions: Sequence[Addition]) -> int:
         """Adds nodes below a node, unless another request has added the same tokens meanwhile; returns the last one."""

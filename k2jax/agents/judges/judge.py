@@ -146,7 +146,7 @@ class Judge:
         """What the model says, and the finish reason."""
         sampling = Sampling(max_tokens=self._max_tokens, temperature=0.0, stop_tokens=(self._chat.end,))
         completion = await self._client.generate(prompt, sampling)
-        return str(read_message(self._tokenizer, self._chat, completion.tokens).get("content") or ""), completion.finish
+        return str(read_message(self._chat, completion.tokens).get("content") or ""), completion.finish
 
 
 class ChatJudge(Judge):

@@ -145,7 +145,7 @@ def test_an_answer_that_is_begun_is_continued(route, message, fields):
     if route != "messages":  # without a word of it the message is whole, and another one begins
         assert prompt([*USER, BEGUN], route).endswith(f'{HEAD}{{"a":<|im_end|>{HEAD}')
     request = ROUTES[route].parse(body(route, [*USER, message], **fields), THINKING)
-    assert not request.thinking and request.reads_markup  # what is sampled is the answer's text
+    assert not request.thinking and request.chat is THINKING.chat  # what is sampled is the answer's text
 
 
 def test_an_answer_that_is_begun_may_have_reasoning():

@@ -101,7 +101,7 @@ def test_the_operator_opens_and_ends_rollouts(tmp_path):
 def test_hints_that_nobody_knows_are_passed_over(stream):
     bench = Bench()
     access = bench.gateway.open(spec())
-    hints = {"stream_options": {"include_usage": True, "pace": 1}, "chat_template_kwargs": {"enable_thinking": False}}
+    hints = {"stream_options": {"include_usage": True, "pace": 1}, "chat_template_kwargs": {"other": False}}
     bench.run(lambda http: posted(http, access, "chat/completions", chat_body(ITEMS, stream=stream, **hints)))
     [request] = bench.gateway.session(access.rollout).requests
     assert request["left_out"] == ["chat_template_kwargs"] and request["stream"] == stream
