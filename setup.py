@@ -23,6 +23,7 @@ RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
+WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -74,6 +75,7 @@ setup(
         "ray": RAY,
         "verifiers": VERIFIERS,
         "vision": VISION,
+        "wandb": WANDB,
         "test": [
             *PARITY,
             *TPU,
@@ -90,6 +92,7 @@ setup(
             *REMOTE,
             *ROLLOUT,
             *VISION,
+            *WANDB,
             "openai>=1.60",
             "anthropic>=0.60",
             "tiktoken>=0.9",
