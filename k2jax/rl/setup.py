@@ -24,6 +24,7 @@ from k2jax.rl.policy import Policy
 from k2jax.rl.report import write_results
 from k2jax.rl.sampler import Sampler
 from k2jax.rl.updates import Trainer
+from k2jax.train.ending import last_line
 from k2jax.train.program import Program
 from k2jax.train.run import Run, say
 from k2jax.train.workdir import lock_workdir
@@ -78,6 +79,7 @@ def open_rl(
             yield run, sampler, policy, Trainer(run, methods.has_signal, media), methods
         if processes.is_first():
             write_results(run, run.status, command)
+            print(last_line(run, command))
 
 
 def loss_of(config: Config) -> Loss:
