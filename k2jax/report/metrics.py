@@ -70,9 +70,7 @@ class MetricsLog:
         UserError: Weights & Biases cannot be written to.
     """
 
-    def __init__(
-        self, workdir: Path | str, *, resume_step: int, tensorboard: bool, wandb: WandbProject | None = None
-    ):
+    def __init__(self, workdir: Path | str, *, resume_step: int, tensorboard: bool, wandb: WandbProject | None = None):
         self._path = Path(workdir) / FILE
         records, damaged, whole = _read(self._path)
         kept = [record for record in records if record["step"] <= resume_step]
