@@ -31,7 +31,7 @@ from k2jax.tasks.characters.teacher import demonstrations
 visual = load_study_file("visual_rl")
 
 SEEDS = (0, 1, 2)
-DESCRIBE_STEPS, SFT_STEPS, ITERATIONS = 500, 900, 50
+DESCRIBE_STEPS, SFT_STEPS, ITERATIONS = 500, 900, 30
 SHOWN, REWARDED = "add3+sum6+sort6", "sum6+sort6"
 """Problems of the teacher, and of the rewards: the start adds none of the numbers of ``add3`` rightly, ever."""
 TEXTS, DIRECT = 12_000, 0.7
