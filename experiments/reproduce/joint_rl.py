@@ -11,13 +11,13 @@ Expected: what docs/reproductions.md has, whichever way it fell.
     python -m k2jax.reproduce joint_rl --workdir=runs/joint_rl
 """
 
-from collections.abc import Iterable
+import itertools
 from pathlib import Path
 
 import numpy as np
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.config import resolve, source, task
+from k2jax.config import source, task
 from k2jax.config.experiments import load_experiment
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
@@ -25,24 +25,19 @@ from k2jax.reproduce import RunResult, Study, Summary, points, spread
 from k2jax.reproduce.figures import seed_bars, seed_curves
 from k2jax.reproduce.micro import BY_REWARDS, write_data
 from k2jax.reproduce.seeds import SeedRecords, minutes_of
-from k2jax.reproduce.study_file import load_study_file
+from k2jax.reproduce.visual import held_out_rewards
 from k2jax.tasks.characters.teacher import demonstrations
-
-visual = load_study_file("visual_rl")
 
 SEEDS = (0, 1, 2)
 DESCRIBE_STEPS, SFT_STEPS, ITERATIONS = 500, 900, 30
 SHOWN, REWARDED = "add3+sum6+sort6", "sum6+sort6"
 """Problems of the teacher, and of the rewards: the start adds none of the numbers of ``add3`` rightly, ever."""
 TEXTS, DIRECT = 12_000, 0.7
-PROMPTS = 32
-"""Of text in an iteration, and as many of pictures where there are any."""
-HELD_OUT, SAMPLES = 240, 2
-"""Held-out problems of text, and questions about pictures; sampled answers of each."""
+PROMPTS = 32  # of text in an iteration, and as many of pictures where there are any
+HELD_OUT, SAMPLES = 240, 2  # problems and questions each, and sampled answers to one
 DESCRIBED, START = "described", "start"
 LABELS = {"text": "text alone", "joint": "text and pictures"}
-WAYS = {"greedy": "greedy", "sampled": "sampled"}
-PICTURES = "pictures/"
+WAYS = ("greedy", "sampled")
 
 
 def get_config():
@@ -77,10 +72,8 @@ def picture_tasks(count: int = 4000):
     """Questions about pictures, half of them about shapes."""
     shapes = ("kinds=count", f"count={count}", "side=84")
     words = ("kinds=read", f"count={count}", "side=112", "height=28")
-    return {
-        "shapes": task(dataset="pictures", options=shapes, max_tokens=24, weight=0.5),
-        "words": task(dataset="pictures", options=words, max_tokens=24, weight=0.5),
-    }
+    common = {"dataset": "pictures", "max_tokens": 24, "weight": 0.5}
+    return {"shapes": task(options=shapes, **common), "words": task(options=words, **common)}
 
 
 def held_out_configs():
@@ -124,24 +117,15 @@ def runs():
     return stages
 
 
-def evaluate(config, workdir):
-    """Mean rewards of held-out problems of text and of pictures by kind, greedily and sampled."""
-    from k2jax.rl.evaluation import evaluate_checkpoint
-
-    record = {}
-    for each in map(resolve, held_out_configs()):
-        record |= visual.rewards_of(evaluate_checkpoint(each, str(workdir))[1])
-    return record
-
-
 def summarize(results: dict[str, RunResult]) -> Summary:
     """Mean rewards of the start and of both ways from it, and the points between the two, seed by seed."""
     start = with_means(results[START].evaluation)
     measured = SeedRecords.of(results, LABELS, lambda result: with_means(result.evaluation))
-    rows = [_row(measured, start, key) for key in sorted(start, key=_order)]
+    means_last = lambda key: ("pictures" in key, key.rpartition("/")[0] in ("text", "pictures"), key)  # noqa: E731
+    rows = [_row(measured, start, key) for key in sorted(start, key=means_last)]
     header = ("task", "start", *LABELS.values(), "points of pictures on it")
-    minutes = " and ".join(f"{minutes_of(_runs_of(results), [run])} ({label})" for run, label in LABELS.items())
-    gain = lambda run, key: _gain(measured, start, run, key)  # noqa: E731
+    minutes = " and ".join(f"{minutes_of(_rewarded(results), [run])} ({label})" for run, label in LABELS.items())
+    gain = lambda run, key: points(measured.values(run, key), [start[key]] * len(measured.seeds))  # noqa: E731
     text = (
         f"{verdict(measured)} Rewards on text alone add {gain('text', 'text/greedy')} points of the mean reward of "
         f"held-out problems to the start, greedily, and {gain('text', 'text/sampled')} sampled; in one run with "
@@ -157,54 +141,44 @@ def summarize(results: dict[str, RunResult]) -> Summary:
 def with_means(record) -> dict[str, float]:
     """An evaluation with the means over the kinds of text and of pictures, ``text/WAY`` and ``pictures/WAY``."""
     means = dict(record)
-    for way in WAYS:
-        kinds = [key for key in record if key.endswith(f"/{way}")]
-        for name, seen in (("text", False), ("pictures", True)):
-            means[f"{name}/{way}"] = float(np.mean([record[key] for key in kinds if key.startswith(PICTURES) == seen]))
+    for way, (name, seen) in itertools.product(WAYS, (("text", False), ("pictures", True))):
+        of_kinds = [record[key] for key in record if key.endswith(way) and key.startswith("pictures/") == seen]
+        means[f"{name}/{way}"] = float(np.mean(of_kinds))
     return means
 
 
 def verdict(measured: SeedRecords) -> str:
     """Whether text is lower with pictures than without them by more than the seeds without them differ, in words."""
     words = []
-    for way, label in WAYS.items():
-        alone, joint = (np.array(measured.values(run, f"text/{way}")) for run in LABELS)
-        less, spread_of_seeds = 100 * (alone.mean() - joint.mean()), 100 * (alone.max() - alone.min())
-        is_lower = "lower by more than the spread" if less > spread_of_seeds else "not lower by more than the spread"
+    for way in WAYS:
+        alone, joint = (100 * np.array(measured.values(run, f"text/{way}")) for run in LABELS)
+        points_more, span = joint.mean() - alone.mean(), np.ptp(alone)
+        lower = "lower" if -points_more > span else "not lower"
         words.append(
-            f"{label}, {is_lower} ({-less:+.1f} points, where the seeds of text alone span {spread_of_seeds:.1f})"
+            f"{way}, {lower} by more than the spread ({points_more:+.1f} points, where the seeds of text alone span "
+            f"{span:.1f})"
         )
     return f"With pictures in the run, text ends {'; '.join(words)}."
-
-
-def _order(key: str) -> tuple[bool, bool, str]:
-    """Text before pictures, and means behind their kinds."""
-    return "pictures" in key, key.rpartition("/")[0] in ("text", "pictures"), key
 
 
 def _row(measured: SeedRecords, start: dict[str, float], key: str) -> tuple[str, ...]:
     kind, _, way = key.rpartition("/")
     name = f"{kind}, mean of kinds" if kind in ("text", "pictures") else kind.replace("/", ": ")
     after = [spread(measured.values(run, key)) for run in LABELS]
-    return f"{name}, {WAYS[way]}", f"{start[key]:.3f}", *after, measured.gain("joint", key, "text")
+    return f"{name}, {way}", f"{start[key]:.3f}", *after, measured.gain("joint", key, "text")
 
 
-def _gain(measured: SeedRecords, start: dict[str, float], run: str, key: str) -> str:
-    values = measured.values(run, key)
-    return points(values, [start[key]] * len(values))
-
-
-def _runs_of(results: dict[str, RunResult], but: Iterable[str] = (DESCRIBED, START)) -> dict[str, RunResult]:
-    return {name: result for name, result in results.items() if name not in but}
+def _rewarded(results: dict[str, RunResult]) -> dict[str, RunResult]:
+    return {name: result for name, result in results.items() if name not in (DESCRIBED, START)}
 
 
 def _figure(results: dict[str, RunResult], measured: SeedRecords, start: dict[str, float]):
     figure, axes = new_figure(1, 2, height=4.0, width=11.0)
-    rewarded = _runs_of(results)
-    seed_curves(axes[0, 0], rewarded, "text", "reward", label="text, alone", color=PALETTE[0])
-    seed_curves(axes[0, 0], rewarded, "joint", "reward/text", label="text, beside pictures", color=PALETTE[1])
-    seed_curves(axes[0, 0], rewarded, "joint", "reward/shapes", label="counts", style=":", color=PALETTE[2])
-    seed_curves(axes[0, 0], rewarded, "joint", "reward/words", label="words", style=":", color=PALETTE[3])
+    lines = {"text, alone": ("text", "reward"), "text, beside pictures": ("joint", "reward/text")}
+    lines |= {"counts": ("joint", "reward/shapes"), "words": ("joint", "reward/words")}
+    for color, (label, (run, metric)) in zip(PALETTE, lines.items(), strict=False):
+        style = "-" if label.startswith("text") else ":"
+        seed_curves(axes[0, 0], _rewarded(results), run, metric, label=label, style=style, color=color)
     style_axes(axes[0, 0], title="Sampled answers of training", x="iteration", y="mean reward")
     legend(axes[0, 0])
     bars = SeedRecords(measured.seeds, {START: [start] * len(measured.seeds)} | measured.runs)
@@ -215,4 +189,11 @@ def _figure(results: dict[str, RunResult], measured: SeedRecords, start: dict[st
     return figure
 
 
-STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)
+STUDY = Study(
+    get_config,
+    runs,
+    summarize,
+    prepare=prepare,
+    held_out=held_out_configs,
+    evaluate=lambda config, workdir: held_out_rewards(held_out_configs(), workdir),
+)

@@ -15,6 +15,7 @@ from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
+from k2jax.reproduce.visual import rewards_of
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Reward
 
@@ -185,7 +186,7 @@ def test_rewards_are_means_by_kind_and_way():
 
     groups = [group("pictures/count", 1.0, 0.5, 0.0), group("pictures/count", 0.0, None, 1.0), group("add2", 1.0, 1.0)]
     expected = {"pictures/count/greedy": 0.5, "pictures/count/sampled": 0.5, "add2/greedy": 1.0, "add2/sampled": 1.0}
-    assert visual_rl.rewards_of(groups) == expected
+    assert rewards_of(groups) == expected
 
 
 def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
