@@ -16,8 +16,11 @@ from tests import budget, emulated
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The tests run their programs for a moment and compile them for minutes. XLA's older emitters need a quarter of the
-# compilation time of its fusion emitters, and code that LLVM does not optimise two thirds.
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+# compilation time of its fusion emitters, code that LLVM does not optimise two thirds, and a program that is not split
+# for several threads an eighth less.
+QUICK = (
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+)
 if QUICK not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 # All processes of a session (workers of xdist and the programs that tests start) share compiled programs.
@@ -28,6 +31,13 @@ if CACHE not in os.environ:
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[CACHE]
 # Reading even a small program takes a fifth of the time of compiling it, and writing it next to nothing.
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+# Programs that tests start read k2jax compiled to bytecode, which each of them would otherwise compile anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Imports and traces make millions of objects and hardly any garbage: looking for it took half of the collection's time
+# and a tenth of the tests'.
+gc.disable()
+OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 settings.register_profile("k2jax", deadline=None, derandomize=True)
 settings.load_profile("k2jax")
@@ -81,7 +91,15 @@ def pytest_collection_modifyitems(items):
     emulated.delegate(items)
 
 
-MOST_MAPPINGS = 10_000
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """What has been imported stays; from here on garbage is collected, more seldom than Python's 700 objects."""
+    gc.freeze()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 10, 10)
+    gc.enable()
+
+
+MOST_MAPPINGS = 20_000
 """Memory mappings above which compiled programs are forgotten: the system's limit is 65,530."""
 
 

@@ -7,6 +7,7 @@ import functools
 from typing import Any, NamedTuple
 
 from k2jax.agents.registry import environments
+from k2jax.agents.roles import RoleClient
 from k2jax.agents.sandbox import Sandbox, SandboxBackend, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.task import Task
@@ -53,11 +54,14 @@ class Services(NamedTuple):
             refuses all. None is the folder that each task names, which only tasks of a data set may choose that was
             loaded here: whoever writes a task could name any repository of this machine.
         spawn: runs sub-episodes, see ``Rollout.spawn``; None where nobody does.
+        client_of: the client of a role, with which an environment simulates a user for instance; None where there is
+            none. What it says is an observation, and is not trained on.
     """
 
     backend: Callable[[], SandboxBackend] | None = None
     repositories: str | None = ""
     spawn: Callable[..., Awaitable[Trajectory]] | None = None
+    client_of: Callable[[str], RoleClient] | None = None
 
 
 NO_SERVICES = Services()

@@ -101,8 +101,8 @@ class Rollout:
         """Lets the episode grow by so many sampled tokens from here on."""
         self._token_limit = self.trajectory.sampled_tokens + tokens
 
-    async def spawn(self, task: Task, kind: str = "") -> Trajectory:
-        """Runs another task as a sub-episode, with the same model and random numbers of its own.
+    async def spawn(self, task: Task, kind: str = "", role: str = "") -> Trajectory:
+        """Runs another task as a sub-episode, with random numbers of its own.
 
         Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode. The
         metadata keep under ``SPAWNED`` what became of each.
@@ -110,18 +110,20 @@ class Rollout:
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task, which decides how it is sampled; this episode's by default.
+            role: who answers, see ``roles``; whoever answers in this episode by default. A role other than the policy
+                says itself how it is sampled.
 
         Returns:
             Its trajectory, finished or truncated, with a reward where the task has a verifier.
 
         Raises:
             InfrastructureError: it was masked.
-            UserError: whoever runs this episode runs no sub-episodes.
+            UserError: whoever runs this episode runs no sub-episodes, or none of this role.
         """
         if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
         turn = turns_so_far(self.trajectory)
-        number, ended = await self._spawner.spawn(task, kind)
+        number, ended = await self._spawner.spawn(task, kind, role)
         add_spawned(self.trajectory, number, turn, ended)
         return ended
 

@@ -11,7 +11,7 @@ Where a config or a task names what has options, they stand behind the name: ``"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module, metadata
 import itertools
 from types import MappingProxyType
@@ -28,12 +28,13 @@ class Registry:
     """Objects of one kind by name.
 
     Attributes:
+        noun: what one of them is, for messages.
         added: paths ``module:attribute`` that ``add`` has put in, by name; processes that are started need them.
     """
 
     def __init__(self, noun: str, group: str, builtin: Mapping[str, str] = MappingProxyType({})):
         """Args: ``noun`` for messages, ``group`` of entry points, ``builtin`` paths ``module:attribute`` by name."""
-        self._noun, self._group, self._builtin = noun, group, dict(builtin)
+        self.noun, self._group, self._builtin = noun, group, dict(builtin)
         self._declared: dict[str, str] | None = None
         self.added: dict[str, str] = {}
 
@@ -45,9 +46,9 @@ class Registry:
         """
         known = self._paths().get(name)
         if known not in (None, path):
-            raise UserError(f"the {self._noun} {name!r} already exists ({known}); choose another name")
+            raise UserError(f"the {self.noun} {name!r} already exists ({known}); choose another name")
         if not all(path.partition(":")):
-            raise UserError(f"{abbreviate(path)} is no path of a {self._noun}; write module:attribute")
+            raise UserError(f"{abbreviate(path)} is no path of a {self.noun}; write module:attribute")
         self.added[name] = path
 
     def names(self) -> list[str]:
@@ -62,7 +63,7 @@ class Registry:
         """
         path = self._paths().get(name)
         if path is None:
-            raise UserError(f"there is no {self._noun} {abbreviate(name)}{nearest(name, self.names())}")
+            raise UserError(f"there is no {self.noun} {abbreviate(name)}{nearest(name, self.names())}")
         return path
 
     def get(self, name: str) -> Any:
@@ -77,7 +78,7 @@ class Registry:
             return getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise UserError(
-                f"the {self._noun} {name!r} cannot be loaded from {path}: {abbreviate(str(error))}"
+                f"the {self.noun} {name!r} cannot be loaded from {path}: {abbreviate(str(error))}"
             ) from error
 
     def make(self, text: str, **given: Any) -> Any:
@@ -90,9 +91,9 @@ class Registry:
         Raises:
             UserError: the name or an option is unknown, or a value cannot be read.
         """
-        name, options = split_options(text, self._noun)
+        name, options = split_options(text, self.noun)
         maker = self.get(name)
-        return maker(**parse_options(maker, options, f"{self._noun} {name!r}", tuple(given)), **given)
+        return maker(**parse_options(maker, options, f"{self.noun} {name!r}", tuple(given)), **given)
 
     def _paths(self) -> dict[str, str]:
         if self._declared is None:
@@ -102,7 +103,7 @@ class Registry:
             for name, path in itertools.chain(*tables, entries):
                 if declared.setdefault(name, path) != path:
                     raise UserError(
-                        f"two packages declare the {self._noun} {name!r}: {declared[name]} and {path}; "
+                        f"two packages declare the {self.noun} {name!r}: {declared[name]} and {path}; "
                         "uninstall one of them"
                     )
             self._declared = declared
@@ -191,3 +192,17 @@ verifiers = Registry(
 
 hack_checks = Registry("hack check", "k2jax.hack_checks")
 """Functions ``(task, answer) -> bool``: whether an answer claims what does not hold; no critic rewards one."""
+
+_OF_EPISODES = (environments, toolsets, scaffolds, verifiers)
+
+
+def added_here() -> list[tuple[str, str, str]]:
+    """What this process has added to what packages declare, for processes that run its episodes: noun, name, path."""
+    return [(registry.noun, name, path) for registry in _OF_EPISODES for name, path in registry.added.items()]
+
+
+def add_again(added: Iterable[Sequence[str]]) -> None:
+    """Adds what ``added_here`` returned in another process."""
+    registries = {registry.noun: registry for registry in _OF_EPISODES}
+    for noun, name, path in added:
+        registries[noun].add(name, path)

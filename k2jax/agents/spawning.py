@@ -1,8 +1,8 @@
 """Sub-episodes: what a running episode spawns runs as an episode of its own, with random numbers of its own.
 
 They are part of the environment of the episode that spawns them, as the frozen sub-agents of Kimi K2.5 (section 3):
-what the model samples there is not trained on. An episode that is rebuilt spawns the same ones again, in the same
-order, and those that have ended are not run twice.
+what is sampled there is not trained on. Who answers in them is the policy, or another role, see ``roles``. An episode
+that is rebuilt spawns the same ones again, in the same order, and those that have ended are not run twice.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from k2jax.agents.errors import SubEpisodeError
+from k2jax.agents.roles import check_role
 from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.steps import POLICY
 
 
 class SubEpisode(NamedTuple):
@@ -24,12 +26,14 @@ class SubEpisode(NamedTuple):
         path: numbers of the sub-episodes from the run's own episode down to this one; with the key of that episode it
             decides what is random in it, see ``spawned_seed``.
         spawner: spawns its own sub-episodes.
+        role: who answers.
     """
 
     task: Task
     kind: str
     path: tuple[int, ...]
     spawner: Spawner
+    role: str
 
 
 Run = Callable[[SubEpisode], Awaitable[Trajectory]]
@@ -43,10 +47,19 @@ class Spawner:
         run: runs one of them.
         kind: class of its task.
         path: of the episode, see ``SubEpisode``; empty for the run's own episode.
+        role: who answers in the episode.
+        roles: all that ``run`` has.
     """
 
-    def __init__(self, run: Run, kind: str = "", path: tuple[int, ...] = ()):
-        self._run, self._kind, self.path = run, kind, path
+    def __init__(
+        self,
+        run: Run,
+        kind: str = "",
+        path: tuple[int, ...] = (),
+        role: str = POLICY,
+        roles: tuple[str, ...] = (POLICY,),
+    ):
+        self._run, self._kind, self.path, self._role, self._roles = run, kind, path, role, roles
         self._place = self._runs = 0
         self._ended: dict[int, Trajectory] = {}  # by place
 
@@ -54,24 +67,29 @@ class Spawner:
         """Begins an attempt of the episode: its sub-episodes are counted from 0 again."""
         self._place = 0
 
-    async def spawn(self, task: Task, kind: str = "") -> tuple[int, Trajectory]:
+    async def spawn(self, task: Task, kind: str = "", role: str = "") -> tuple[int, Trajectory]:
         """Runs a task to its end; cancelling the coroutine cancels the sub-episode.
 
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task; that of the spawning episode by default.
+            role: who answers; whoever answers in the spawning episode by default.
 
         Returns:
             The number of the sub-episode in its episode, and its trajectory, finished or truncated.
 
         Raises:
             SubEpisodeError: it was masked.
+            UserError: nothing here answers as the role.
         """
+        kind, role = kind or self._kind, role or self._role
+        check_role(role, self._roles)
         place, self._place = self._place, self._place + 1
         if place not in self._ended:
             number, self._runs = self._runs, self._runs + 1  # now, so that those spawned together keep their order
-            path, kind = (*self.path, number), kind or self._kind
-            trajectory = await self._run(SubEpisode(task, kind, path, Spawner(self._run, kind, path)))
+            path = (*self.path, number)
+            spawner = Spawner(self._run, kind, path, role, self._roles)
+            trajectory = await self._run(SubEpisode(task, kind, path, spawner, role))
             if trajectory.status == "masked":
                 raise SubEpisodeError(trajectory.error)
             self._ended[place] = trajectory

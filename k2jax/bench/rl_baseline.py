@@ -39,7 +39,7 @@ class GenerateClient(Client):
         self._busy = 0  # coroutines that have not ended and do not wait
         self._waiting: list[tuple[tuple[int, ...], Sampling, asyncio.Future[Completion]]] = []
 
-    async def call(self, function: Callable[[Any], Any]) -> None:
+    async def call_each(self, function: Callable[[Any], Any]) -> None:
         """Nothing: ``generate`` keeps no cache from call to call."""
 
     async def gather(self, *coroutines: Coroutine[Any, Any, Any]) -> list[Any]:

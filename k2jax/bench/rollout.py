@@ -162,7 +162,7 @@ class _Watch:
         await self._client.connect()
         while True:
             pids = [os.getpid(), self._engine, *manager.worker_processes()]
-            self.memory = max(self.memory, await asyncio.to_thread(lambda pids=pids: sum(map(_own_memory, pids))))
+            self.memory = max(self.memory, await asyncio.to_thread(lambda pids=pids: sum(map(own_memory, pids))))
             if self._client.load is not None:
                 self.requests = max(self.requests, self._client.load.running)
             await asyncio.sleep(5)
@@ -224,7 +224,7 @@ def _check(folder: Path, result: ScaleRun) -> None:
         assert trajectory.sampled_tokens == emission.tokens
 
 
-def _own_memory(pid: int) -> int:
+def own_memory(pid: int) -> int:
     """Memory of a process that no other shares [bytes]: proportional set size; 0 where it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

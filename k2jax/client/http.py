@@ -22,6 +22,8 @@ from k2jax.client.types import (
 )
 from k2jax.errors import InfrastructureError, UserError
 
+KEPT_CONNECTIONS = 64
+"""Connections to a server that are kept for later requests while no request needs them."""
 _Read = TypeVar("_Read")
 
 
@@ -31,6 +33,8 @@ class ServerFailedError(UserError, InfrastructureError):
 
 class Endpoint:
     """Requests to an OpenAI-compatible server, sent again where that may help.
+
+    As many are under way as the caller has asked for, each on a connection of its own.
 
     Args:
         url: of the server, without ``/v1``.
@@ -56,7 +60,8 @@ class Endpoint:
         except ModuleNotFoundError:
             raise UserError('httpx is not installed: pip install -e ".[client]"') from None
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
         self._retried = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
         self._failed = httpx.HTTPError
         self.url, self.model, self._attempts, self._backoff = url, model, attempts, backoff

@@ -6,7 +6,7 @@ to a ConfigDict and back), ``checks`` (rules about several keys), ``presets``, `
 (what a backward pass may keep).
 """
 
-from k2jax.config.build import defaults, from_json, resolve, source, task, to_json
+from k2jax.config.build import defaults, from_json, resolve, role, source, task, to_json
 from k2jax.config.experiments import config_beside, load_experiment
 from k2jax.config.presets import model_preset
 from k2jax.config.replace import replace_keys
@@ -24,6 +24,7 @@ from k2jax.config.schema import (
     OptimizerConfig,
     PackingConfig,
     PolicyLossConfig,
+    RoleConfig,
     TaskConfig,
     TrainConfig,
     YarnConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "OptimizerConfig",
     "PackingConfig",
     "PolicyLossConfig",
+    "RoleConfig",
     "TaskConfig",
     "TrainConfig",
     "YarnConfig",
@@ -53,6 +55,7 @@ __all__ = [
     "model_preset",
     "replace_keys",
     "resolve",
+    "role",
     "source",
     "task",
     "to_json",

@@ -42,27 +42,33 @@ def defaults(stage: str, model: str = "nano", vision: str | None = None, method:
     config.lock()
     if method is not None:
         config.rl.update_from_flattened_dict(method_preset(method))
-    config.data.sources.unlock()  # sources and tasks come and go by name
+    config.data.sources.unlock()  # sources, tasks and roles come and go by name
     config.rl.tasks.unlock()
+    config.rl.roles.unlock()
     return config
 
 
 def source(**fields: Any) -> ConfigDict:
     """Returns one entry of ``config.data.sources``, e.g. ``source(kind="text", path="books/", weight=2.0)``."""
-    known = [field.name for field in dataclasses.fields(schema.SourceConfig)]
-    for key in fields:
-        if key not in known:
-            raise UserError(f"unknown key {key!r} of a data source{nearest(key, known)}")
-    return to_config_dict(schema.SourceConfig(**fields))
+    return _entry(schema.SourceConfig, "a data source", fields)
 
 
 def task(**fields: Any) -> ConfigDict:
     """Returns one entry of ``config.rl.tasks``, e.g. ``task(dataset="characters", options=("kinds=add3",))``."""
-    known = [field.name for field in dataclasses.fields(schema.TaskConfig)]
+    return _entry(schema.TaskConfig, "a class of tasks", fields)
+
+
+def role(**fields: Any) -> ConfigDict:
+    """Returns one entry of ``config.rl.roles``, e.g. ``role(checkpoint="runs/sft", temperature=0.6)``."""
+    return _entry(schema.RoleConfig, "a role", fields)
+
+
+def _entry(cls: type, what: str, fields: Mapping[str, Any]) -> ConfigDict:
+    known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
         if key not in known:
-            raise UserError(f"unknown key {key!r} of a class of tasks{nearest(key, known)}")
-    return to_config_dict(schema.TaskConfig(**fields))
+            raise UserError(f"unknown key {key!r} of {what}{nearest(key, known)}")
+    return to_config_dict(cls(**fields))
 
 
 def to_config_dict(value: Any) -> Any:
@@ -126,8 +132,8 @@ def _read(annotation: Any, value: Any, path: str) -> Any:
     if group := group_of(annotation):
         return _read_group(group, value, path)
     if group := mapping_of(annotation):
-        if not isinstance(value, Mapping | ConfigDict) or not len(value):
-            raise UserError(f"config.{path} must be a non-empty mapping of names")
+        if not isinstance(value, Mapping | ConfigDict):
+            raise UserError(f"config.{path} must be a mapping of names, not {value!r}")
         return {key: _read_group(group, value[key], f"{path}.{key}") for key in value}
     declared = field_type(annotation)
     if value is None and declared.optional:

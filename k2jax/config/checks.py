@@ -26,6 +26,9 @@ def check_combinations(config: Config) -> None:
     Raises:
         UserError: in one line that names the keys.
     """
+    for key, entries in (("data.sources", config.data.sources), ("rl.tasks", config.rl.tasks)):
+        if not entries:
+            raise UserError(f"config.{key} is empty: name at least one")
     _check_layers(config.model)
     _check_micro_batches(config)
     _check_attention(config)
@@ -36,6 +39,7 @@ def check_combinations(config: Config) -> None:
     _check_router(config.model)
     _check_policy_loss(config.rl.loss)
     _check_distillation(config.rl)
+    _check_roles(config.rl)
     _check_routing(config)
     _check_sources(config)
     for name, task in config.rl.tasks.items():
@@ -250,6 +254,20 @@ def _check_distillation(rl: RLConfig) -> None:
             "config.rl.skip_flat_groups leaves out responses that a teacher has much to say of; set it to False with "
             "config.rl.distill.weight"
         )
+
+
+def _check_roles(rl: RLConfig) -> None:
+    """Rules about frozen checkpoints beside the policy."""
+    for name, role in rl.roles.items():
+        if name == "policy":
+            raise UserError("config.rl.roles.policy: 'policy' is the model that is trained; choose another name")
+        if not role.checkpoint:
+            raise UserError(f"config.rl.roles.{name}.checkpoint is empty; name the checkpoint that answers as {name}")
+        if role.max_tokens >= rl.rollout.max_length:
+            raise UserError(
+                f"config.rl.roles.{name}.max_tokens {role.max_tokens} leaves no room for a prompt in "
+                f"config.rl.rollout.max_length {rl.rollout.max_length}"
+            )
 
 
 def _check_policy_loss(loss: PolicyLossConfig) -> None:

@@ -20,6 +20,8 @@ FIXED = (
     "init_from",
     "init_tower_from",
     "rl.tasks",
+    "rl.roles",
+    "rl.rollout.sampler",
     "rl.rollout.prompts",
     "rl.rollout.samples",
     "rl.rollout.token_cap",
@@ -33,9 +35,9 @@ FIXED = (
 
 FREE = (
     r"data\.(on_corrupt|workers|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
-    r"|rl\.tasks\..*\.pass_rates|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
+    r"|rl\.tasks\..*\.pass_rates|rl\.roles\..*\.(checkpoint|slots)|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
 )
-"""Keys below FIXED ones that change neither (of a corpus and of tasks the contents are compared, not the path)."""
+"""Keys below FIXED ones that change neither (of corpora, tasks and roles the contents are compared, not the path)."""
 
 
 def fixed_keys(config: Config) -> dict[str, Any]:

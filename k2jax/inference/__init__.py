@@ -4,14 +4,16 @@ The names below are loaded when they are first used, so that a process without j
 
 In reading order: ``engine`` (continuous batching), ``request`` and ``scheduler`` with ``page_pool`` (who runs, and
 where), ``programs`` with ``batch``, ``shapes``, ``forward``, ``decode`` and ``sampler`` (what the devices do),
-``weights`` and ``checksum``, ``client``, ``lockstep`` and ``worker`` (who uses an engine), ``loading`` (of a
-checkpoint), ``mesh``; ``media``, ``media_reader``, ``media_prompt`` and ``tower`` for images.
+``weights`` and ``checksum``, ``client``, ``lockstep`` with ``participants``, ``worker`` and ``continuous`` (who uses an
+engine), ``loading`` (of a checkpoint), ``roles`` (frozen ones beside a policy), ``mesh``; ``media``, ``media_reader``,
+``media_prompt`` and ``tower`` for images.
 """
 
 from importlib import import_module
 from typing import Any
 
 _LAZY = {
+    "ContinuousClient": "k2jax.inference.continuous",
     "Engine": "k2jax.inference.engine",
     "EngineClient": "k2jax.inference.client",
     "ForcedClient": "k2jax.inference.client",

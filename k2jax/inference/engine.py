@@ -205,13 +205,13 @@ class Engine:
         self._weights.update(checked, donate)
         self.version = version
 
-    def release(self) -> None:
-        """Gives the devices' memory back, for a training step: weights and cache. Requests stay.
+    def release(self, weights: bool = True) -> None:
+        """Gives the devices' memory back, for a training step: the cache and, unless told not to, the weights.
 
-        The engine continues when ``update_params`` has brought weights, the same or others.
+        Requests stay. An engine without weights continues when ``update_params`` has brought the same or others.
         """
         self._forget_cache()
-        self._programs.release()
+        self._programs.release(weights)
 
     def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):

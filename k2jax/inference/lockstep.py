@@ -1,9 +1,12 @@
-"""An engine in lockstep with the coroutines that use it, so that a run's programs do not depend on timing.
+"""Engines in lockstep with the coroutines that use them, so that a run's programs do not depend on timing.
 
 Which sequences share a program decides how its sums are rounded. ``LockstepClient`` therefore steps the engine only
 while every participant waits for it. A participant that waits for anything else, such as a tool, a sandbox or a
 verifier, may come back with a request, and the engine waits for it. Requests that came meanwhile are admitted in the
 order of their participants' keys. By induction over steps, the engine then runs the same programs on every run.
+
+Several engines, each with a client of its own, share their participants: one that waits for any of them is blocked.
+While all are blocked, every engine that has work takes a step, and whoever got an answer of any goes on behind that.
 
 A participant begins to count when ``gather()`` is called, not when its task first runs, and it counts as busy again as
 soon as its result is there, not when its task wakes up.
@@ -13,63 +16,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-import contextlib
-import contextvars
 from typing import Any
 
 from k2jax.client import Completion, OnToken, Sampling
 from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import PlacedChunk
+from k2jax.inference.participants import Lockstep, Participant
 from k2jax.inference.request import Request, RequestWatch
 from k2jax.inference.request_client import RequestClient
-
-_CURRENT: contextvars.ContextVar[dict[int, Participant]] = contextvars.ContextVar("participants")
-
-
-class Participant:
-    """A coroutine that the engine waits for, from its making to the end of its ``async with`` block.
-
-    Attributes:
-        key: rank of its requests among those of others.
-        waits: whether it waits for the engine.
-        children: participants that it waits for in ``LockstepClient.gather``.
-    """
-
-    def __init__(self, client: LockstepClient, key: tuple[int, ...], parent: Participant | None):
-        self.key, self.waits, self.children = key, False, 0
-        self._client, self._parent = client, parent
-        self._numbered = 0  # children so far
-        self._present = True
-        if parent is not None:
-            parent.children += 1
-
-    @property
-    def blocked(self) -> bool:
-        """Whether it cannot submit anything before the engine or another participant continues."""
-        return self.waits or self.children > 0
-
-    def next_key(self) -> tuple[int, ...]:
-        """The key of the next child."""
-        self._numbered += 1
-        return (*self.key, self._numbered - 1)
-
-    def leave(self) -> None:
-        """Ends the participation; the parent, if it waits for no other child, counts as busy at once."""
-        if self._present:
-            self._present = False
-            if self._parent is not None:
-                self._parent.children -= 1
-            self._client.forget(self)
-
-    async def __aenter__(self) -> Participant:
-        self._token = _CURRENT.set({**_CURRENT.get({}), id(self._client): self})
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        _CURRENT.reset(self._token)
-        self.leave()
 
 
 class _Call:
@@ -96,44 +51,41 @@ class LockstepClient(RequestClient):
 
     Example:
         >>> client = LockstepClient(engine)
-        >>> results = await client.gather(*(rollout(client, task) for task in tasks))
+        >>> frozen = LockstepClient(other_engine, beside=client)
+        >>> results = await client.gather(*(rollout(client, frozen, task) for task in tasks))
 
     Args:
         engine: nobody else may use it.
-
-    Attributes:
-        failed: why the engine has failed; None where it has not.
+        beside: the client of another engine, whose participants are this one's; engines step in the order in which
+            their clients were made.
     """
 
     one_at_a_time = True
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, beside: LockstepClient | None = None):
         self._engine = engine
-        self._participants: dict[tuple[int, ...], Participant] = {}
-        self._numbered = 0
+        self._lockstep = Lockstep() if beside is None else beside._lockstep
+        self._lockstep.clients.append(self)
         self._calls: dict[Request, _Call] = {}  # all that have not returned
         self._submitted: list[Request] = []  # of them those that the engine does not have yet
         self._abandoned: list[Request] = []  # to be cancelled before the next step
-        self._driver: asyncio.Task | None = None
-        self._engine_lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self.failed: BaseException | None = None
+
+    @property
+    def failed(self) -> BaseException | None:
+        """Why an engine of the participants has failed; None where none has."""
+        return self._lockstep.failed
 
     async def gather(self, *coroutines: Coroutine[Any, Any, Any]) -> list[Any]:
         """Runs coroutines as participants, in the order given, and waits for all of them.
 
-        The caller, where it is a participant, does not hold the engine up meanwhile.
+        The caller, where it is a participant, does not hold the engines up meanwhile. Clients beside each other do the
+        same here.
 
         Raises:
             Exception: the first, in the order given, that a coroutine raised, after all have ended.
         """
-        parent = self._current()
-        children = []
-        for _ in coroutines:
-            key = parent.next_key() if parent else (self._numbered,)
-            self._numbered += parent is None
-            children.append(Participant(self, key, parent))
-            self._participants[key] = children[-1]
+        parent = self._lockstep.current()
+        children = [self._lockstep.join(parent) for _ in coroutines]
         tasks = [
             asyncio.ensure_future(_within(child, coroutine))
             for child, coroutine in zip(children, coroutines, strict=True)
@@ -157,7 +109,7 @@ class LockstepClient(RequestClient):
         media: Sequence[PlacedChunk] = (),
     ) -> tuple[Request, Completion]:
         """See ``RequestClient``."""
-        participant = self._current()
+        participant = self._lockstep.current()
         if participant is None:
             raise UserError("generate needs a participant around it: run the coroutine in client.gather")
         if participant.blocked:
@@ -171,13 +123,13 @@ class LockstepClient(RequestClient):
         request.order, participant.waits = participant.key, True
         self._calls[request] = call
         self._submitted.append(request)
-        self._check_soon()
+        self._lockstep.check_soon()
         try:
             return request, await call.done
         except asyncio.CancelledError:
             participant.waits = False
             self._abandoned.append(request)
-            self._check_soon()
+            self._lockstep.check_soon()
             raise
         finally:
             self._calls.pop(request, None)
@@ -187,58 +139,34 @@ class LockstepClient(RequestClient):
 
         It happens at the same point of every run where the caller is a participant.
         """
-        async with self._engine_lock:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, function, self._engine)
-            self._settle()
-        self._check_soon()
+        lockstep = self._lockstep
+        async with lockstep.lock:
+            result = await asyncio.get_running_loop().run_in_executor(lockstep.thread, function, self._engine)
+            lockstep.settle()
+        lockstep.check_soon()
         return result
 
+    async def call_each(self, function: Callable[[Engine], Any]) -> None:
+        """``call`` for the engine of every client beside this one and for its own, in the order of their steps."""
+        for client in self._lockstep.clients:
+            await client.call(function)
+
     async def cancel_all(self) -> None:
-        """Ends every generation after the step at work: each returns its tokens so far, and can be resumed."""
-        async with self._engine_lock:
-            self._admit()
+        """Ends every generation after the step at work: each returns its tokens so far, and can be resumed.
+
+        Those of engines beside this one go on.
+        """
+        async with self._lockstep.lock:
+            self.admit()
             self._engine.cancel_all()
-            self._settle()
+            self.settle()
 
-    def forget(self, participant: Participant) -> None:
-        """Takes a participant that has left off the list."""
-        del self._participants[participant.key]
-        self._check_soon()
+    def has_work(self) -> bool:
+        """See ``Stepped``."""
+        return bool(self._submitted or self._abandoned or self._engine.has_work())
 
-    def _current(self) -> Participant | None:
-        return _CURRENT.get({}).get(id(self))
-
-    def _check_soon(self) -> None:
-        """Steps after the callbacks that are ready now: tasks that were made together register before that."""
-        with contextlib.suppress(RuntimeError):  # no loop runs any more
-            asyncio.get_running_loop().call_soon(self._check)
-
-    def _check(self) -> None:
-        if self._driver is None and self._may_step():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
-
-    def _may_step(self) -> bool:
-        if self.failed is not None or not (self._submitted or self._abandoned or self._engine.has_work()):
-            return False
-        return all(each.blocked for each in self._participants.values())
-
-    async def _drive(self) -> None:
-        """Steps until a participant is busy."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self._may_step():
-                async with self._engine_lock:
-                    self._admit()
-                    if self._engine.has_work():
-                        await loop.run_in_executor(self._thread, self._engine.step)
-                    self._settle()
-        except Exception as error:
-            self._fail(error)
-        finally:
-            self._driver = None
-
-    def _admit(self) -> None:
-        """Hands over what came since the last step, in an order that does not depend on when it came."""
+    def admit(self) -> None:
+        """See ``Stepped``."""
         for request in self._submitted:
             self._engine.enqueue(request)
         for request in self._abandoned:
@@ -246,18 +174,23 @@ class LockstepClient(RequestClient):
         self._submitted, self._abandoned = [], []
         self._engine.sort_waiting()
 
-    def _settle(self) -> None:
+    async def step(self) -> None:
+        """See ``Stepped``."""
+        if self._engine.has_work():
+            await asyncio.get_running_loop().run_in_executor(self._lockstep.thread, self._engine.step)
+
+    def settle(self) -> None:
+        """See ``Stepped``."""
         for call in list(self._calls.values()):
             if call.outcome is not None:
                 call.settle()
 
-    def _fail(self, error: Exception) -> None:
-        self.failed = error
+    def fail(self, error: Exception) -> None:
+        """See ``Stepped``."""
         for call in self._calls.values():
             failure = RuntimeError("the engine has failed")
             failure.__cause__ = error
             call.outcome = None, failure
-        self._settle()
 
 
 async def _within(participant: Participant, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 import hashlib
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,11 @@ def place_chunks(tokens: Sequence[int], chunks: Sequence[PatchChunk], pad: int) 
         PlacedChunk(int(places[first]), chunk, content_digest(chunk))
         for first, chunk in zip(ends[:-1], chunks, strict=True)
     )
+
+
+def placed_chunk(image: Any) -> PlacedChunk:
+    """An image of a request from another process, an ``agents.collect.wire_messages.SentImage``."""
+    return PlacedChunk(image.start, PatchChunk(image.pixels, image.grid), image.digest)
 
 
 def check_media(media: Sequence[PlacedChunk], prompt: int, model: ModelConfig) -> None:

@@ -99,9 +99,10 @@ class Programs:
         """Whether former starts have kept programs that read prompts and that generate."""
         return self._executables.kept(run_chunk, decode, sample)
 
-    def release(self) -> None:
-        """Gives the memory of the weights and of the cache back, until the next update and the next run."""
-        self.weights.release()
+    def release(self, weights: bool = True) -> None:
+        """Gives the memory of the cache back until the next run, and that of the weights until the next update."""
+        if weights:
+            self.weights.release()
         self._cache = None
 
     def run(self, sequences: abc.Sequence[Sequence], width: int) -> list[RowResult]:

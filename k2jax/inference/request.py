@@ -158,15 +158,16 @@ def checked_ids(
         PromptTooLongError: the prompt is as long as the longest sequence.
         UserError: an empty prompt, an id outside the vocabulary, too many generated tokens, experts of a model without.
     """
-    prompt, generated = (tuple(int(token) for token in ids) for ids in (prompt, generated))
+    prompt, generated = (tuple(map(int, ids)) for ids in (prompt, generated))
     if not prompt:
         raise UserError("the prompt is empty")
     if len(prompt) >= max_length:
         raise PromptTooLongError(f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {max_length:,}")
     if len(generated) > min(sampling.max_tokens, max_length - len(prompt)):
         raise UserError(f"{len(generated):,} generated tokens are more than the request may have")
-    outside = next((token for token in (*prompt, *generated) if not 0 <= token < model.vocab), None)
-    if outside is not None:
+    ids = (*prompt, *generated)
+    if min(ids) < 0 or max(ids) >= model.vocab:
+        outside = next(token for token in ids if not 0 <= token < model.vocab)
         raise UserError(f"token id {outside} is outside the vocabulary of {model.vocab:,}")
     if sampling.return_experts and model.layers == model.dense_layers:
         raise UserError("return_experts is asked for, and the model has no experts")

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import contextlib
 import queue
 import threading
+import time
 from typing import Any
 
 from k2jax.client import Sampling
@@ -21,10 +22,17 @@ class Worker:
 
     ``on_token`` callbacks run on the worker's thread. An error in the engine ends the worker: ``failed`` holds it,
     every request finishes as cancelled, and later calls raise RuntimeError.
+
+    Attributes:
+        failed: why the worker has ended; None where it has not.
+        busy_seconds: that the engine has stepped [s].
     """
 
     def __init__(self, engine: Engine):
         self._engine = engine
+        self.busy_seconds = 0.0
+        self._free = threading.Event()  # cleared while somebody else has the engine
+        self._free.set()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._open = threading.Lock()  # held to put a call in, so that none comes after the inbox was last emptied
         self._stopping = False
@@ -71,6 +79,30 @@ class Worker:
         self._put(run)
         return done.result(timeout)
 
+    def hold(self) -> None:
+        """Waits for the step at work; until ``release`` the engine is the caller's, and calls of others wait.
+
+        Raises:
+            RuntimeError: the worker has failed or stopped.
+        """
+        reached = threading.Event()
+        self._free.clear()
+
+        def stand_still() -> None:
+            reached.set()
+            self._free.wait()
+
+        try:
+            self._put(stand_still)
+        except RuntimeError:
+            self._free.set()
+            raise
+        reached.wait()
+
+    def release(self) -> None:
+        """Steps again after ``hold``."""
+        self._free.set()
+
     def stats(self) -> EngineStats:
         """The engine's counters, as of the last step."""
         return self._engine.stats()
@@ -79,6 +111,7 @@ class Worker:
         """Cancels everything and ends the thread."""
         with self._open:
             self._stopping = True
+        self._free.set()
         self._inbox.put(lambda: None)
         self._thread.join()
 
@@ -93,7 +126,9 @@ class Worker:
             while not self._stopping:
                 self._take_calls(block=not self._engine.has_work())
                 if not self._stopping and self._engine.has_work():
+                    began = time.perf_counter()
                     self._engine.step()
+                    self.busy_seconds += time.perf_counter() - began
         except BaseException as error:  # kept for later calls, which report it
             with self._open:
                 self.failed = error

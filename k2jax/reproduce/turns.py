@@ -56,7 +56,7 @@ class Turns:
     @property
     def labels(self) -> dict[str, str]:
         """Names of the runs in tables."""
-        return {"sft": "SFT, the start", "rl": "RL", "more_sft": "as much more SFT"}
+        return {"sft": "SFT, the start", "rl": "RL", "rl_workers": "RL, no waiting", "more_sft": "as much more SFT"}
 
     def config(self) -> ConfigDict:
         """The model and rates of ``nano_post_training``, and the data and tasks that all runs share."""
@@ -82,7 +82,7 @@ class Turns:
         return f"kinds={kinds or '+'.join(self.kinds)}", f"count={count}"
 
     def runs(self) -> dict[str, dict]:
-        """The start of each seed, and what continues from it: rewards, and as many more steps of fine-tuning."""
+        """The start of each seed, and what continues from it: rewards, with both samplers, and more fine-tuning."""
         return for_seeds(SEEDS, self._chain)
 
     def _chain(self, seed: int) -> dict[str, dict]:
@@ -90,7 +90,9 @@ class Turns:
         from_start = data | {"init_from": f"{{workdir}}/seed{seed}_sft"}
         rewards = BY_REWARDS | {"optimizer.learning_rate": 5e-4, "train.steps": self.iterations, "eval.every": 14}
         more = {"optimizer.learning_rate": 1e-3, "train.steps": _UPDATES * self.iterations}
-        return {"sft": data, "rl": rewards | from_start, "more_sft": from_start | more}
+        workers = {"rl.rollout.sampler": "workers", "rl.rollout.workers": 2}
+        by_rewards = {"rl": rewards | from_start, "rl_workers": rewards | workers | from_start}
+        return {"sft": data, **by_rewards, "more_sft": from_start | more}
 
     def evaluate(self, workdir: Path) -> dict[str, Any]:
         """Success on held-out problems, greedily and sampled, by kind too, and what the sampled episodes do."""

@@ -7,7 +7,7 @@ rounding. Verdicts do not influence generation: they are awaited outside of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import json
 from typing import Any
 
@@ -16,6 +16,7 @@ from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.mixture import class_config
+from k2jax.agents.roles import RoleClient, Roles
 from k2jax.agents.scaffolds.prompt_lengths import too_long
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Run, Spawner, SubEpisode
@@ -30,6 +31,7 @@ from k2jax.text.chat import ChatFormat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory.steps import POLICY, ROLE
 from k2jax.trajectory.types import Purpose
 
 Judge = Callable[[Sequence[PromptGroup]], Awaitable[None]]
@@ -46,6 +48,10 @@ class Episodes:
         tokenizer: its vocabulary.
         scorer: verifiers; only the first process asks them.
         media: reads the images of messages; None for a model of text alone.
+        roles: who answers besides the policy, by the names of ``config.rl.roles``; they read text alone.
+
+    Attributes:
+        roles: these and the policy.
     """
 
     def __init__(
@@ -57,9 +63,10 @@ class Episodes:
         scorer: Scorer,
         *,
         media: MediaReader | None = None,
+        roles: Mapping[str, RoleClient] | None = None,
     ):
-        self.config, self.client, self._chat, self._tokenizer = config, client, chat, tokenizer
-        self.scorer, self._media = scorer, media
+        self.config, self.client, self.scorer, self._media = config, client, scorer, media
+        self.roles = Roles({POLICY: RoleClient(client, chat, tokenizer), **(roles or {})})
         self._environments = EnvironmentMaker(config.rl.rollout.sandbox, images=config.rl.images, repositories=None)
 
     async def run(
@@ -85,7 +92,7 @@ class Episodes:
         async def respond(group: PromptGroup, sample: int) -> None:
             trajectory = await self._episode(step, group, sample, token_cap, greedy=sample < greedy)
             group.trajectories[sample] = trajectory
-            if trajectory.status in ("finished", "truncated") and processes.is_first() and self._is_verified(group):
+            if trajectory.status in ("finished", "truncated") and processes.is_first() and self.is_verified(group):
                 scoring.append(asyncio.create_task(self.scorer.judge(group.prompt.task, trajectory)))
 
         unfinished = [
@@ -106,7 +113,8 @@ class Episodes:
     async def _episode(self, step: int, group: PromptGroup, sample: int, token_cap: int, *, greedy: bool) -> Trajectory:
         task, key, seed = group.prompt.task, group.episode(sample), self.config.train.seed
         sampling = lambda kind: message_sampling(self.config, kind, group.purpose, step, greedy)  # noqa: E731
-        spawner = Spawner(_refused if token_cap else self.sub_episodes(key, seed, sampling), group.prompt.kind)
+        run = _refused if token_cap else self.sub_episodes(key, seed, sampling)
+        spawner = Spawner(run, group.prompt.kind, roles=self.roles.names)
         partial = {"token_cap": token_cap, "trajectory": group.trajectories[sample]}
         options = {"key": key, "seed": seed, "sampling": sampling(group.prompt.kind), "spawner": spawner}
         try:
@@ -117,9 +125,12 @@ class Episodes:
             masked = {"status": "masked", "error": f"PromptTooLongError: {error}"}
             return Trajectory(task.id, task.domain, key.place, purpose=key.purpose, **masked)
 
-    async def _run(self, task: Task, **options: Any) -> Trajectory:
-        shared = self.client, self._chat, self._tokenizer, self._environments.make(task)
-        return await run_episode(task, *shared, media=self._media, **options)
+    async def _run(self, task: Task, role: str = POLICY, *, token_cap: int = 0, **options: Any) -> Trajectory:
+        asked, environment = self.roles.client_of(role), self._environments.make(task)
+        client_of = _no_client_of if token_cap else self.roles.client_of
+        environment.services = environment.services._replace(client_of=client_of)
+        options |= {"token_cap": token_cap, "media": self._media if role == POLICY else None}
+        return await run_episode(task, asked.client, asked.chat, asked.tokenizer, environment, **options)
 
     def sub_episodes(self, key: EpisodeKey, seed: int, sampling: Callable[[str], Sampling]) -> Run:
         """What runs the sub-episodes of one episode, in lockstep with all others.
@@ -127,12 +138,14 @@ class Episodes:
         Args:
             key: of the episode.
             seed: of the run.
-            sampling: how the messages of a class of tasks are sampled.
+            sampling: how the policy's messages of a class of tasks are sampled.
         """
 
         async def run(spawned: SubEpisode) -> Trajectory:
             options = {"key": key, "seed": spawned_seed(seed, key, spawned.path), "spawner": spawned.spawner}
-            trajectory = await self._run(spawned.task, sampling=sampling(spawned.kind), **options)
+            options["sampling"] = self.roles.client_of(spawned.role).sampling or sampling(spawned.kind)
+            trajectory = await self._run(spawned.task, spawned.role, **options)
+            trajectory.metadata[ROLE] = spawned.role
             if spawned.task.verifier and trajectory.status in ("finished", "truncated"):
                 await self.scorer.judge(spawned.task, trajectory)
             return trajectory
@@ -148,7 +161,7 @@ class Episodes:
 
         return in_lockstep
 
-    def _is_verified(self, group: PromptGroup) -> bool:
+    def is_verified(self, group: PromptGroup) -> bool:
         """Whether a verifier judges a group: other rewards are for training, and evaluations ask for the truth."""
         if group.purpose == "train" and not class_of(self.config.rl, group).is_verified:
             return False
@@ -182,6 +195,14 @@ async def _refused(spawned: SubEpisode) -> Trajectory:
     raise UserError(
         f"the sub-episode {spawned.task.id!r} would be another one when its episode goes on after "
         "config.rl.rollout.token_cap; set that to 0"
+    )
+
+
+def _no_client_of(role: str) -> RoleClient:
+    """Refuses clients where an episode that goes on is rebuilt: what they say may then be something else."""
+    raise UserError(
+        f"an environment asks for the client of the role {role!r}, and config.rl.rollout.token_cap rebuilds "
+        "environments of episodes that go on; set that to 0"
     )
 
 

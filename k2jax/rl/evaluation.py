@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from k2jax.agents.mixture import TaskMixture
+from k2jax.agents.roles import RoleClient
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
 from k2jax.inference import Engine, LockstepClient
+from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.inputs import open_images, open_scorer
-from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
 
@@ -118,20 +120,21 @@ def evaluate_params(
         tokenizer: its vocabulary.
     """
     client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
+    roles = roles_in_lockstep(client, chat, tokenizer, open_roles(config, tokenizer, mesh=None))
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     with open_scorer(config, None, mixture) as scorer:
         media = open_images(model, config.data.images, tokenizer)
-        episodes = Episodes(config, client, chat, tokenizer, scorer, media=media)
+        episodes = Episodes(config, client, chat, tokenizer, scorer, media=media, roles=roles)
         held_out = HeldOutTasks(config, mixture, episodes)
         with EventLoop() as event_loop:
             return held_out, event_loop.run(held_out.sample(0))
 
 
-def open_policy(config: Config, checkpoint: str) -> tuple[LockstepClient, ChatFormat, Tokenizer]:
+def open_policy(config: Config, checkpoint: str) -> RoleClient:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
     model, params = from_pretrained(checkpoint, vision=False)
     tokenizer, client = tokenizer_of(checkpoint), _new_engine(config, model.config, params)
-    return client, configured_chat(tokenizer, config.data.chat_format), tokenizer
+    return RoleClient(client, configured_chat(tokenizer, config.data.chat_format), tokenizer)
 
 
 def _new_engine(config: Config, model: ModelConfig, params: Any) -> LockstepClient:

@@ -17,6 +17,7 @@ from k2jax.rl.advantages import group_advantages
 from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.annotations import RewardPart, set_reward_parts
+from k2jax.trajectory.steps import POLICY, ROLE
 from k2jax.trajectory.types import Purpose
 
 OWN_TERMS = ("verifier", "judge", "overlong")
@@ -140,6 +141,9 @@ def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[
             task = f"the task {group.prompt.task.id!r} of class {group.prompt.kind!r}"
             raise UserError(f"{task} has {error}; its largest terms: {terms}") from error
         flat += not advantages.any()
+        for trajectory in group.trajectories:
+            if (role := trajectory.metadata.get(ROLE, POLICY)) != POLICY:
+                raise ValueError(f"the role {role!r} has sampled the trajectory {trajectory.key}, not the policy")
         if advantages.any() or not rl.skip_flat_groups:
             kept = advantages if rl.distill.rewards else np.zeros_like(advantages)
             domain = numbers.get(group.prompt.kind, len(numbers))  # verdicts of the policy are a class of their own

@@ -16,6 +16,7 @@ from k2jax.agents.task import Task
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.client import ChatEndpoint
+from k2jax.config.build import from_json
 from k2jax.config.schema import Config, ImagesConfig, ModelConfig, RLConfig
 from k2jax.convert.loading import tokenizer_of
 from k2jax.data.vocabulary import prepare_tokenizer
@@ -68,6 +69,12 @@ def open_images(model: ModelConfig, images: ImagesConfig, tokenizer: Tokenizer) 
         raise UserError(f'{error.name} is not installed: pip install -e ".[vision]"') from None
     limits = MediaLimits(EPISODE_IMAGES, EPISODE_MEGAPIXELS, patches=images.patches)
     return ImageReader(run_processor(model.vision, images), tokenizer, limits)
+
+
+def images_of_run(config: str, tokenizer: str) -> MediaReader | None:
+    """What reads the images of a run, for a worker: its config as JSON and the folder of its tokenizer."""
+    read = from_json(config)
+    return open_images(read.model, read.data.images, load_tokenizer(tokenizer))
 
 
 @contextlib.contextmanager

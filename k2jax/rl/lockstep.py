@@ -7,6 +7,7 @@ continue, so that a run that is killed and resumed samples the same tokens.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import contextlib
 import functools
 import time
 from typing import Any
@@ -58,7 +59,7 @@ class LockstepPrompts:
         rollout, methods = self._rl.rollout, self._methods
         fresh = rollout.prompts - len(self._waiting)
         groups = [*self._waiting, *(self._begin(step, place) for place in range(fresh))]
-        await self.episodes.client.call(lambda engine: engine.drop_prefixes())
+        await self.episodes.client.call_each(lambda engine: engine.drop_prefixes())
         before = _sampled_tokens(groups)
         judge = functools.partial(methods.rewards, step, scope="iteration")
         await self.episodes.run(step, groups, token_cap=rollout.token_cap, judge=judge)
@@ -122,10 +123,14 @@ class LockstepSampler:
         engine: of the policy.
         event_loop: on which the episodes run.
         prompts: of the run.
+        frozen: engines of roles beside the policy.
     """
 
-    def __init__(self, run: Run, engine: Engine, event_loop: EventLoop, prompts: LockstepPrompts):
+    def __init__(
+        self, run: Run, engine: Engine, event_loop: EventLoop, prompts: LockstepPrompts, frozen: Sequence[Engine] = ()
+    ):
         self._run, self._config, self._engine, self._event_loop = run, run.config, engine, event_loop
+        self._frozen = frozen
         self._prompts, self.episodes = prompts, prompts.episodes
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._verdicts = VerdictRetention(self.episodes.scorer.log, run.workdir)
@@ -150,6 +155,8 @@ class LockstepSampler:
         seconds, used = time.perf_counter() - began, engine_record(before, self._engine.stats())
         if self._config.rl.rollout.offload_state:
             self._engine.release()
+            for engine in self._frozen:
+                engine.release(weights=False)
         self._record = iteration_record(self._config, groups, self._prompts.sampled_tokens, seconds) | used
         self._record["stale_tokens"] = stale_share(groups, step - 1)
         self.store(step, groups)
@@ -160,6 +167,10 @@ class LockstepSampler:
         """See ``Sampler``."""
         with offloaded(self._run):
             return self._event_loop.run(coroutine)
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """See ``Sampler``; this one has no trace."""
+        return contextlib.nullcontext()
 
     def store(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """See ``Sampler``; the first process writes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import contextlib
 from typing import Any, Protocol
 
 from k2jax.rl.episodes import Episodes
@@ -32,6 +33,10 @@ class Sampler(Protocol):
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Waits for a coroutine that runs episodes, while the training state leaves the devices to the engine."""
+        ...
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A part of an iteration behind ``collect``, for a ``with`` block: the trace of an iteration shows it."""
         ...
 
     def store(self, step: int, groups: Sequence[PromptGroup]) -> None:

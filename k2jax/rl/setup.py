@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 from pathlib import Path
 
 from k2jax import processes
 from k2jax.agents.scaffolds.prompt_lengths import PromptLengths
+from k2jax.agents.scorer import Scorer
 from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
-from k2jax.inference import LockstepClient
+from k2jax.inference import ContinuousClient, LockstepClient
+from k2jax.inference.engine import Engine
+from k2jax.inference.roles import FrozenModel, open_roles, roles_in_lockstep
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
@@ -23,7 +26,10 @@ from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
 from k2jax.rl.policy import Policy
 from k2jax.rl.report import write_results
 from k2jax.rl.sampler import Sampler
+from k2jax.rl.sync.weight_sync import rollout_dtype, rollout_mesh
 from k2jax.rl.updates import Trainer
+from k2jax.rl.workers.opening import check_workers, open_workers
+from k2jax.text.media_reading import MediaReader
 from k2jax.train.ending import last_line
 from k2jax.train.program import Program
 from k2jax.train.run import Run, say
@@ -32,7 +38,10 @@ from k2jax.train.workdir import lock_workdir
 
 @contextlib.contextmanager
 def open_rl(
-    config: Config, workdir: str | Path, command: str | None = None
+    config: Config,
+    workdir: str | Path,
+    command: str | None = None,
+    make_client: Callable[[Engine], ContinuousClient] = ContinuousClient,
 ) -> Iterator[tuple[Run, Sampler, Policy, Trainer, Methods]]:
     """Opens a run at its newest checkpoint, and writes its report when it ends.
 
@@ -40,6 +49,7 @@ def open_rl(
         config: the experiment.
         workdir: the run's folder; see the package's documentation for what it holds.
         command: the command line that started it, for the report.
+        make_client: of the sampler ``workers``, what makes its client over the engine; measurements simulate one.
 
     Raises:
         UserError: for a mistake in the config, the tasks or the workdir.
@@ -50,7 +60,9 @@ def open_rl(
         mixture, left_out = PromptLengths(config, chat).open_mixture()
         if left_out:
             say(left_out)
-        scorer = opened.enter_context(open_scorer(config, path, mixture))
+        # Of complete groups the verdicts are stored with their trajectories: a log of verdicts is of lockstep.
+        log = path if config.rl.rollout.sampler == "lockstep" else None
+        scorer = opened.enter_context(open_scorer(config, log, mixture))
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
         parts = Parts(
@@ -65,12 +77,12 @@ def open_rl(
             identity=identity,
         )
         methods = open_methods(parts)
+        frozen = open_roles(config, tokenizer, rollout_mesh(program, config.rl.rollout), rollout_dtype(program))
+        identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
             media = open_images(config.model, config.data.images, tokenizer)
-            episodes = Episodes(config, LockstepClient(policy.engine), chat, tokenizer, scorer, media=media)
-            prompts = LockstepPrompts(episodes, mixture, methods)
-            sampler = LockstepSampler(run, policy.engine, event_loop, prompts)
+            sampler = open_sampler(parts, policy, scorer, media, methods, frozen, make_client)
             if run.extra:
                 sampler.restore(run.extra)
                 methods.restore(run.extra)
@@ -80,6 +92,26 @@ def open_rl(
         if processes.is_first():
             write_results(run, run.status, command)
             print(last_line(run, command))
+
+
+def open_sampler(
+    parts: Parts,
+    policy: Policy,
+    scorer: Scorer,
+    media: MediaReader | None,
+    methods: Methods,
+    frozen: Mapping[str, FrozenModel],
+    make_client: Callable[[Engine], ContinuousClient],
+) -> Sampler:
+    """The sampler that the config names; ``parts.opened`` closes it."""
+    if parts.config.rl.rollout.sampler == "workers":
+        return open_workers(parts, policy.engine, scorer, media, methods, frozen, make_client)
+    client = LockstepClient(policy.engine)
+    roles = roles_in_lockstep(client, parts.chat, parts.tokenizer, frozen)
+    episodes = Episodes(parts.config, client, parts.chat, parts.tokenizer, scorer, media=media, roles=roles)
+    prompts = LockstepPrompts(episodes, parts.mixture, methods)
+    engines = [model.engine for model in frozen.values()]
+    return LockstepSampler(parts.run, policy.engine, parts.event_loop, prompts, engines)
 
 
 def loss_of(config: Config) -> Loss:
@@ -123,6 +155,7 @@ def check_config(config: Config) -> None:
     for name, task in rl.tasks.items():
         if not (task.is_verified or task.is_judged):
             raise UserError(f"config.rl.tasks.{name} rewards nothing; set its verifier_weight or judge_weight")
+    check_workers(config)
     for method in METHODS:
         method.check(config)
     if rl.updates > rl.rollout.prompts:

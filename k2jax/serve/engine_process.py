@@ -18,7 +18,7 @@ import numpy as np
 from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.event_loop import calm_collector, run
 from k2jax.agents.collect.simulated import SimulatedEngine, Simulation
-from k2jax.agents.collect.wire_messages import EngineLoad, SentImage
+from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.client import Client, Completion, Sampling
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import load_tokenizer
@@ -51,14 +51,6 @@ def open_client(record: dict[str, Any]) -> tuple[Client, Any]:
     return AloneClient(client, worker) if record.get("deterministic") else client, load
 
 
-def placed_chunk(image: SentImage) -> Any:
-    """An image of a worker's request as the engine takes it, an ``inference.media.PlacedChunk``."""
-    from k2jax.data.images.patch_packing import PatchChunk
-    from k2jax.inference.media import PlacedChunk
-
-    return PlacedChunk(image.start, PatchChunk(image.pixels, image.grid), image.digest)
-
-
 class AloneClient(Client):
     """One request at a time, with an empty cache: what it comes to does not depend on what came before or beside it.
 
@@ -87,7 +79,10 @@ class AloneClient(Client):
 async def serve(record: dict[str, Any]) -> None:
     """Serves until standard input closes."""
     client, load = open_client(record)
-    server = EngineServer(client, load, media=placed_chunk if record.get("vision") else None)
+    media = None
+    if record.get("vision"):
+        from k2jax.inference.media import placed_chunk as media
+    server = EngineServer(client, load, media=media)
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 1) else closed.set())
     calm_collector()

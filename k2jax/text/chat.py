@@ -63,9 +63,8 @@ class ChatBuilder:
             by_assistant: of each id; None is False for all of them.
         """
         builder = cls(chat)
-        builder._append([int(i) for i in tokens])
-        if by_assistant is not None:
-            builder.by_assistant = list(by_assistant)
+        builder.tokens = list(map(int, tokens))
+        builder.by_assistant = [False] * len(builder.tokens) if by_assistant is None else list(by_assistant)
         builder._roles, builder._started, builder._open = list(roles), bool(roles), is_open
         return builder
 

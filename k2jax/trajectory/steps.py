@@ -11,6 +11,8 @@ from k2jax.trajectory.types import NO_TURN, Trajectory
 
 SPAWNED = "started"
 """Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
+ROLE, POLICY = "role", "policy"
+"""Key of a sub-episode's metadata: who answered in it, and the role that is trained."""
 STEPS, CRITICAL_STEPS = "steps", "critical_steps"
 """Keys of a trajectory's metadata."""
 MOST_CALLS = 256
@@ -78,5 +80,6 @@ def add_spawned(trajectory: Trajectory, number: int, turn: int, ended: Trajector
     first = links.get(str(number), {"turn": turn})["turn"]
     reward = None if ended.reward is None else ended.reward.value
     link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
+    link |= {ROLE: ended.metadata[ROLE]} if ROLE in ended.metadata else {}
     links = links | {str(number): link | {"turn": first, CRITICAL_STEPS: critical_steps_so_far(ended)}}
     trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+from k2jax.agents.environment import Services
 from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.errors import EnvironmentFailedError, SubEpisodeError
+from k2jax.agents.roles import RoleClient, Roles
 from k2jax.agents.spawning import Spawner
 from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError, UserError
@@ -17,12 +19,13 @@ from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, epis
 class Starter:
     """Runs sub-episodes where they are started."""
 
-    def __init__(self, client, sampling):
-        self.client, self.sampling, self.tasks = client, sampling, []
-        self.spawner = Spawner(self.run)
+    def __init__(self, client, sampling, **options):
+        self.client, self.sampling, self.tasks, self.roles = client, sampling, [], []
+        self.spawner = Spawner(self.run, **options)
 
     async def run(self, spawned):
         self.tasks.append(spawned.task)
+        self.roles.append(spawned.role)
         shared = {"key": KEY, "seed": len(self.tasks), "sampling": self.sampling, "spawner": spawned.spawner}
         return await run_episode(spawned.task, self.client, COMPACT, BYTES, ToolEnvironment(), **shared)
 
@@ -95,6 +98,27 @@ def test_an_environment_that_is_rebuilt_finds_the_sub_episodes_that_have_ended()
     assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
     links = result.metadata[SPAWNED]
     assert {number: link["task"] for number, link in links.items()} == {"0": "t/1", "1": "t/2"}
+
+
+def test_sub_agents_of_a_role_are_the_role_at_every_level_and_one_that_is_not_there_is_one_line():
+    def say_deep(text):
+        return "!delegate deeper" if "!" not in text else "done"
+
+    def delegating(tools, environment=None, **options):
+        starter = Starter(compact_client(say_deep), Sampling(max_tokens=60), **options)
+        return episode(starter.client, task(tools=(tools,)), environment, spawner=starter.spawner), starter
+
+    roles = Roles({name: RoleClient(None, COMPACT, BYTES) for name in ("policy", "helper")})
+    there = ToolEnvironment(Services(client_of=roles.client_of))
+    result, starter = delegating("delegate depth=2 role=helper", there, roles=roles.names)
+    assert (result.status, starter.roles) == ("finished", ["helper", "helper"])
+    for tools, environment, words in (
+        ("delegate role=helpr", there, "no role 'helpr' answers here; .*did you mean 'helper'"),
+        ("delegate role=helper", None, "needs a rollout that has roles"),
+        ("delegate role=helper", there, "no role 'helper' answers here"),  # of a collection, which has none
+    ):
+        with pytest.raises(UserError, match=words):
+            delegating(tools, environment)
 
 
 def test_where_nothing_runs_sub_episodes_that_is_one_line():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from k2jax.client import UNKNOWN_VERSION, HTTPClient, PromptTooLongError, Sampling
+from k2jax.client.chat_endpoint import ChatEndpoint
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.text import byte_tokenizer
 from tests.agents.api.sample import NAME
@@ -55,6 +56,32 @@ def test_token_ids_and_logprobs_come_from_the_server(server, streamed):
 def test_weights_that_do_not_change_have_the_version_that_the_caller_knows(server):
     completion = talk(server.url, lambda client: client.generate([10, 11], Sampling(max_tokens=2)), version=3)
     assert completion.versions.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(("kind", "count"), [(HTTPClient, 300), (ChatEndpoint, 110)])
+def test_the_caller_alone_bounds_how_many_requests_are_under_way(kind, count):
+    """The server answers none of them before all are there."""
+    arrived = []
+    choice = {"token_ids": [5], "logprobs": {"token_logprobs": [-0.5]}, "message": {}, "finish_reason": "stop"}
+    body = json.dumps({"choices": [choice]}).encode()
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.append(writer)
+        if len(arrived) == count:
+            for each in arrived:
+                each.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                each.close()
+
+    async def everything():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0, backlog=count) as server, asyncio.timeout(30):
+            port = server.sockets[0].getsockname()[1]
+            async with kind(f"http://127.0.0.1:{port}", NAME, attempts=1) as client:
+                ask = client.generate if kind is HTTPClient else client.answer
+                options = {"sampling": Sampling()} if kind is HTTPClient else {"max_tokens": 1}
+                return await asyncio.gather(*(ask([1], **options) for _ in range(count)))
+
+    assert len(asyncio.run(everything())) == len(arrived) == count
 
 
 def test_stop_tokens_are_those_of_the_sampling_alone(server):

@@ -88,6 +88,92 @@ def test_the_engine_waits_for_a_tool_and_no_longer(ran):
     assert shape == (4,) and (np.frombuffer(counts, np.int32) > 0).all()
 
 
+def test_children_of_several_gathers_at_a_time_share_programs_whatever_a_tool_beside_them_takes(ran):
+    """One participant waits for children in several tasks of its own, and in another for no engine at all."""
+
+    async def child(client, number):
+        await client.generate(PROMPTS[number], Sampling(max_tokens=1, seed=number))
+        return number
+
+    async def parent(client, first, seconds):
+        calls = [client.gather(child(client, first + number)) for number in range(3)]
+        asked = [asyncio.ensure_future(call) for call in (calls[0], asyncio.sleep(seconds), *calls[1:])]
+        ended = await asyncio.gather(*asked)
+        await client.generate(PROMPTS[first], Sampling(max_tokens=1))
+        return ended
+
+    async def everyone(seconds):
+        client = LockstepClient(engine())
+        return await client.gather(*(parent(client, 3 * number, each) for number, each in enumerate(seconds)))
+
+    runs = []
+    for seconds in ((0.0, 0.03), (0.03, 0.0)):
+        ran.clear()
+        runs.append((asyncio.run(everyone(seconds)), chunks(ran)))
+    assert runs[0] == runs[1] and runs[0][0] == [[[0], None, [1], [2]], [[3], None, [4], [5]]]
+
+
+def test_engines_beside_each_other_wait_for_everybody_and_have_the_programs_that_each_would_have_alone(ran):
+    """Participants ask two engines by turns, and some spawn others; who waits for either does not hold the other up."""
+
+    async def asking(clients, number, delays):
+        answers = []
+        for turn in range(4):
+            await asyncio.sleep(delays.random() * 0.004)
+            client = clients[(number + turn) % 2]
+            sampling = Sampling(max_tokens=1 + (number + turn) % 5, temperature=0.8, seed=100 * turn + number)
+            if turn == 2:
+                (answer,) = await clients[0].gather(client.generate(PROMPTS[number], sampling))
+            else:
+                answer = await client.generate(PROMPTS[number], sampling)
+            answers.append((answer.tokens.tobytes(), answer.logprobs.tobytes()))
+        return answers
+
+    async def everyone(delays):
+        first = LockstepClient(engine())
+        clients = [first, LockstepClient(engine(seed=1), beside=first)]
+        return await first.gather(*(asking(clients, number, delays) for number in range(8)))
+
+    runs = []
+    for seed in (1, 2):
+        ran.clear()
+        runs.append((asyncio.run(asyncio.wait_for(everyone(random.Random(seed)), 60)), chunks(ran)))
+    assert runs[0] == runs[1]
+
+    async def at_once(sampling):
+        first = LockstepClient(engine())
+        second = LockstepClient(engine(seed=1, version=1), beside=first)
+        asked = [client.generate(prompt, sampling) for client in (first, second) for prompt in PROMPTS[:4]]
+        answers, seen = await first.gather(*asked), []
+        await second.call_each(lambda each: seen.append(each.version))
+        assert seen == [0, 1], "every engine is called, in the order of their clients"
+        return [each.logprobs.tobytes() for each in answers]
+
+    sampling = Sampling(max_tokens=6, temperature=0.8)
+    beside, alone = (
+        asyncio.run(at_once(sampling)),
+        [engine(seed=seed).generate(PROMPTS[:4], sampling) for seed in (0, 1)],
+    )
+    assert beside == [np.array(each.logprobs, np.float32).tobytes() for each in (*alone[0], *alone[1])]
+
+
+def test_a_failure_of_an_engine_ends_those_who_wait_for_another_one():
+    async def everyone():
+        first = LockstepClient(engine())
+        broken = engine(seed=1)
+        broken.step = lambda: 1 / 0
+        second = LockstepClient(broken, beside=first)
+        results = await asyncio.gather(
+            first.gather(first.generate(PROMPTS[0], Sampling(max_tokens=40)), second.generate(PROMPTS[1], Sampling())),
+            return_exceptions=True,
+        )
+        assert first.failed is second.failed is not None
+        raise results[0]
+
+    with pytest.raises(RuntimeError, match="engine has failed"):
+        asyncio.run(asyncio.wait_for(everyone(), 60))
+
+
 def test_a_run_resumed_after_an_update_repeats_its_bits(ran):
     """New weights while rollouts run; a fresh engine with those weights resumes them: same programs, same numbers."""
     many, whole = [prompts(4 + i)[0] for i in range(12)], Sampling(max_tokens=12, temperature=0.8)

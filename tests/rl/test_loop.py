@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from k2jax.convert.loading import from_pretrained
 from k2jax.errors import UserError
 from k2jax.inference.decode import STEPS
 from k2jax.report.metrics import read_metrics
+from k2jax.report.plots import draw_plots
 from k2jax.rl.evaluation import held_out_words
 from k2jax.rl.loop import train
 from k2jax.rl.sync import offload
@@ -32,7 +34,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(folder):
     """The workdir of an uninterrupted run."""
-    assert train(tiny(), folder / "finished") == 0
+    with mock.patch("k2jax.train.report.draw_plots", draw_plots):
+        assert train(tiny(), folder / "finished") == 0
     return folder / "finished"
 
 

@@ -51,4 +51,7 @@ def _compiled_part(config):
         log=None,
         data=dataclasses.replace(config.data, sources={}, cache_dir="", workers=0),
         train=dataclasses.replace(config.train, profile_steps=(), spike_factor=1.2, patience=0),
+        rl=dataclasses.replace(
+            config.rl, rollout=dataclasses.replace(config.rl.rollout, offload_state=False, publish=False)
+        ),
     )

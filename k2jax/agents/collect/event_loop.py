@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 import gc
 import socket
 import time
@@ -34,6 +34,23 @@ async def connect(connection: FrameConnection, sock: socket.socket) -> None:
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.create_connection(lambda: connection, sock=sock)
+
+
+_ENDING = 5.0
+"""Time after which a task that was cancelled is cancelled again [s]."""
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits for their ends.
+
+    In Python 3.11 ``asyncio.wait_for`` loses a cancellation that comes together with its result; the task then goes on,
+    and is cancelled again.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_ENDING)
 
 
 class Lag(NamedTuple):
@@ -81,9 +98,15 @@ class LagProbe:
         gc.callbacks.remove(self._on_collection)
         self._timer.cancel()
 
+    def lap(self) -> Lag:
+        """What was measured since the last lap, which is forgotten then; called on the event loop."""
+        lag = self.lag
+        self._late, self._own, self._collections = [], [], []
+        return lag
+
     @property
     def lag(self) -> Lag:
-        """What was measured so far."""
+        """What was measured so far, or since the last lap."""
         late = np.array(self._late or [0.0])
         p50, p99 = np.quantile(late, (0.5, 0.99))
         own = np.quantile(self._own or [0.0], 0.99)

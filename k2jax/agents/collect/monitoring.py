@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import heapq
 import json
 from pathlib import Path
@@ -175,7 +176,10 @@ MAX_EVENTS = 200_000
 
 
 class ChromeTrace:
-    """Leases over time in the trace event format: a process for each worker, a row for each of its coroutines."""
+    """What happens over time in the trace event format: spans, leases, and curves of values.
+
+    Of a collection each worker is a process of the trace, with a row for each of its coroutines.
+    """
 
     def __init__(self):
         self._began = time.monotonic()
@@ -201,17 +205,25 @@ class ChromeTrace:
         span = {"ts": begin * 1e6, "dur": (self._now() - begin) * 1e6}
         self._add({"ph": "X", "name": "episode", "pid": worker, "tid": row, "args": details} | span)
 
-    def count(self, **values: float) -> None:
-        """Values at this moment, drawn as curves."""
-        self._add({"ph": "C", "name": "scheduler", "pid": -1, "tid": 0, "ts": self._now() * 1e6, "args": values})
+    @contextlib.contextmanager
+    def span(self, name: str, process: int) -> Iterator[None]:
+        """A span of a process of the trace, for a ``with`` block; spans within it lie below it."""
+        begin = self._now()
+        try:
+            yield
+        finally:
+            times = {"ts": begin * 1e6, "dur": (self._now() - begin) * 1e6}
+            self._add({"ph": "X", "name": name, "pid": process, "tid": 0} | times)
 
-    def write(self, path: Path) -> None:
-        """Writes the trace, which chrome://tracing and ui.perfetto.dev open."""
-        names = [
-            {"ph": "M", "name": "process_name", "pid": worker, "args": {"name": f"worker {worker}"}}
-            for worker in sorted(self._rows)
-        ]
-        write_atomic(path, json.dumps({"traceEvents": [*names, *self._events]}).encode())
+    def count(self, name: str = "scheduler", /, **values: float) -> None:
+        """Values at this moment, drawn as curves."""
+        self._add({"ph": "C", "name": name, "pid": -1, "tid": 0, "ts": self._now() * 1e6, "args": values})
+
+    def write(self, path: Path, names: Mapping[int, str] | None = None) -> None:
+        """Writes the trace, which chrome://tracing and ui.perfetto.dev open; ``names`` are of processes."""
+        named = {worker: f"worker {worker}" for worker in sorted(self._rows)} | dict(names or {})
+        meta = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in named.items()]
+        write_atomic(path, json.dumps({"traceEvents": [*meta, *self._events]}).encode())
 
     def _add(self, event: dict[str, Any]) -> None:
         if len(self._events) < MAX_EVENTS:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from k2jax.agents.collect.wire_messages import Key
+from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
+from k2jax.trajectory.steps import POLICY
+from k2jax.trajectory.types import Purpose
 
 FILE = "tasks.jsonl"
 
@@ -52,24 +55,76 @@ def queued_samples(folder: Path | str, samples: int) -> Iterator[QueuedTask]:
             offset += len(line)
 
 
+class Choices(NamedTuple):
+    """What a training run chooses for the episodes of a line.
+
+    Attributes:
+        purpose: of the episodes.
+        step: of their keys.
+        prompt: of their keys.
+        sampling: of every class of tasks, the fields of ``Sampling`` by name.
+        judged: whether a verifier judges the episodes.
+    """
+
+    purpose: Purpose
+    step: int
+    prompt: int
+    sampling: Mapping[str, Mapping[str, Any]]
+    judged: bool
+
+
 class WrittenTask(NamedTuple):
-    """A line of a file of tasks.
+    """A line of a file of tasks, or of an order.
 
     Attributes:
         kind: class of the task, which decides how it is sampled.
         task: what is asked.
         path: numbers of the started tasks from the collection's task on; empty for one of the collection.
+        choices: of a training run; None for a collection's, which are the same for all of its tasks.
+        role: who answers, see ``k2jax.agents.roles``.
     """
 
     kind: str
     task: Task
     path: tuple[int, ...] = ()
+    choices: Choices | None = None
+    role: str = POLICY
 
     def line(self) -> bytes:
-        """The line."""
-        path = {"path": self.path} if self.path else {}
-        values = {"kind": self.kind, "task": self.task.to_json(), **path}
+        """The line; ``read`` is the inverse."""
+        more: dict[str, Any] = {"path": self.path} if self.path else {}
+        if self.choices is not None:
+            more["choices"] = self.choices._asdict()
+        if self.role != POLICY:
+            more["role"] = self.role
+        values = {"kind": self.kind, "task": self.task.to_json(), **more}
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def read(cls, line: bytes | str) -> WrittenTask:
+        """Reads a line."""
+        values = json.loads(line)
+        choices = Choices(**values["choices"]) if "choices" in values else None
+        path, role = tuple(values.get("path", ())), values.get("role", POLICY)
+        return cls(values["kind"], Task.from_json(values["task"]), path, choices, role)
+
+    def episode(self, key: Key) -> EpisodeKey:
+        """The key of the episode of a lease."""
+        if self.choices is None:
+            return EpisodeKey("train", *key)
+        return EpisodeKey(self.choices.purpose, self.choices.step, self.choices.prompt, key[2])
+
+
+class OrderedEpisode(NamedTuple):
+    """An episode that a training run wants.
+
+    Attributes:
+        key: of the episode.
+        written: its task, with the run's choices.
+    """
+
+    key: EpisodeKey
+    written: WrittenTask
 
 
 def read_task(folder: Path, line: int) -> WrittenTask:
@@ -83,5 +138,4 @@ def read_task(folder: Path, line: int) -> WrittenTask:
         data = file.readline()
     if not data.endswith(b"\n"):
         raise UserError(f"the file of tasks has no line at byte {line:,}")
-    values = json.loads(data)
-    return WrittenTask(values["kind"], Task.from_json(values["task"]), tuple(values.get("path", ())))
+    return WrittenTask.read(data)

@@ -89,11 +89,15 @@ class SimulatedEngine(Client):
         self.running += 1
         self.max_running = max(self.running, self.max_running)
         try:
-            await asyncio.sleep(0.5 * simulation.answer * (1 + drawn))
+            await self.rest(0.5 * simulation.answer * (1 + drawn))
         finally:
             self.running -= 1
         finish = "stop" if tokens[-1] == self._end else "length"
         return new_completion(tokens, logprobs, np.zeros(len(tokens)), finish, resume)
+
+    async def rest(self, seconds: float) -> None:
+        """Waits for as long as an answer takes [s]."""
+        await asyncio.sleep(seconds)
 
     def load(self) -> EngineLoad:
         """How busy it is; its cache is never full."""

@@ -37,6 +37,7 @@ class WorkerMessage(enum.IntEnum):
     START = 8  # worker: StartOrder, a task that one of its leases has started
     STARTED_END = 9  # scheduler: StartedEnd, what became of it
     DROP = 10  # worker: number of a lease, number of a task that it has started and waits for no more
+    CARRIED = 11  # worker: LeaseReport with the trajectory itself, see pack_carried
 
 
 NUMBER = struct.Struct("<Q")
@@ -77,9 +78,10 @@ class LeaseOrder(Record):
     Attributes:
         number: of the lease.
         key: of the episode.
-        line: offset of the task's line in its file.
+        line: offset of the task's line in its file; -1 where ``text`` is the line.
         paused: where the episode continues; None to begin.
         starter: shard of the worker whose file the line is in; None for the collection's tasks.
+        text: the line itself, and the trajectory is carried back; empty where both lie in files.
     """
 
     number: int
@@ -87,6 +89,7 @@ class LeaseOrder(Record):
     line: int
     paused: RecordPlace | None = None
     starter: int | None = None
+    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,7 @@ class LeaseReport(Record):
 
     Attributes:
         number: of the lease.
-        place: of the trajectory.
+        place: of the trajectory; None where it is carried with the report.
         status: of the trajectory; an unfinished one is paused.
         reward: its value; None where there is none.
         tokens: that were sampled.
@@ -108,7 +111,7 @@ class LeaseReport(Record):
     """
 
     number: int
-    place: RecordPlace
+    place: RecordPlace | None
     status: Status
     reward: float | None
     tokens: int
@@ -118,6 +121,22 @@ class LeaseReport(Record):
     engine: float = 0.0
     environment: float = 0.0
     scoring: float = 0.0
+
+
+_REPORT_BYTES = struct.Struct("<I")
+
+
+def pack_carried(report: LeaseReport, trajectory: bytes) -> list[bytes]:
+    """The parts of a frame with a report and an encoded trajectory; ``unpack_carried`` is the inverse."""
+    text = report.pack()
+    return [_REPORT_BYTES.pack(len(text)), text, trajectory]
+
+
+def unpack_carried(data: bytes) -> tuple[LeaseReport, bytes]:
+    """A report and an encoded trajectory."""
+    (count,) = _REPORT_BYTES.unpack_from(data)
+    end = _REPORT_BYTES.size + count
+    return LeaseReport.unpack(data[_REPORT_BYTES.size : end]), data[end:]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import time
 import traceback
 from typing import Any, NamedTuple, Protocol
 
-from k2jax.agents.collect.event_loop import calm_collector, connect, run
+from k2jax.agents.collect.event_loop import calm_collector, connect, end_all, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
 from k2jax.agents.collect.queue_file import FILE, WrittenTask, read_task
 from k2jax.agents.collect.wire import FrameConnection
@@ -35,13 +35,14 @@ from k2jax.agents.collect.wire_messages import (
     StartedEnd,
     StartOrder,
     WorkerMessage,
+    pack_carried,
 )
 from k2jax.agents.errors import SubEpisodeError
 from k2jax.agents.spawning import Run, Spawner, SubEpisode
-from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.files.append_log import AppendLog, Lines
 from k2jax.trajectory import Trajectory, TrajectoryStore
+from k2jax.trajectory.encoding import encode
 from k2jax.trajectory.types import NO_TURN
 
 
@@ -54,21 +55,26 @@ class Waits(NamedTuple):
 
 
 class Runner(Protocol):
-    """Runs episodes on the event loop of a worker, within ``async with``. Its maker is called with JSON options."""
+    """Runs episodes on the event loop of a worker, within ``async with``. Its maker is called with JSON options.
+
+    Attributes:
+        roles: who may answer in sub-episodes, see ``k2jax.agents.roles``.
+    """
+
+    roles: tuple[str, ...]
 
     async def __aenter__(self) -> Runner: ...
 
     async def __aexit__(self, *error: object) -> None: ...
 
     async def run(
-        self, key: Key, kind: str, task: Task, trajectory: Trajectory | None, spawner: Spawner
+        self, key: Key, written: WrittenTask, trajectory: Trajectory | None, spawner: Spawner
     ) -> tuple[Trajectory, Waits]:
         """Runs an episode to its end and judges it, or until it pauses.
 
         Args:
-            key: (step, prompt, sample) of the episode.
-            kind: class of the task.
-            task: what is asked.
+            key: of the lease, from which ``written`` knows that of the episode.
+            written: the task, its class and the choices of a training run.
             trajectory: an unfinished episode that continues; None to begin.
             spawner: runs sub-episodes; its ``path`` says which of a task's sub-episodes this is.
 
@@ -109,18 +115,19 @@ class SpawnedTasks:
         self._written = AppendLog(shard_path(folder, shard) / FILE, Lines())
         self._waiting: dict[tuple[int, int], asyncio.Future[RecordPlace]] = {}
 
-    def of(self, lease: int) -> Run:
+    def of(self, lease: int, written: WrittenTask) -> Run:
         """What the ``Spawner`` of a lease's episode runs its sub-episodes with."""
-        return lambda spawned: self._run(lease, spawned)
+        return lambda spawned: self._run(lease, written, spawned)
 
-    async def _run(self, lease: int, spawned: SubEpisode) -> Trajectory:
+    async def _run(self, lease: int, starter: WrittenTask, spawned: SubEpisode) -> Trajectory:
         """Waits for the end of a task that a lease spawns; cancelling the coroutine cancels the task.
 
         Raises:
             SubEpisodeError: it has no trajectory.
         """
         name = lease, number = lease, spawned.path[-1]
-        line = self._written.append(WrittenTask(spawned.kind, spawned.task, spawned.path).line())
+        written = WrittenTask(spawned.kind, spawned.task, spawned.path, starter.choices, spawned.role)
+        line = self._written.append(written.line())
         done = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._connection.send(WorkerMessage.START, StartOrder(lease, number, line).pack())
         try:
@@ -170,11 +177,7 @@ class RolloutWorker:
         await connect(self._connection, connection)
         self._connection.send(WorkerMessage.READY)
         await self._ended.wait()
-        running = list(self._episodes.values())
-        for episode in running:
-            episode.cancel()
-        if running:
-            await asyncio.wait(running)
+        await end_all(self._episodes.values())
         self._spawned.close()
         self._store.close()
 
@@ -196,11 +199,10 @@ class RolloutWorker:
         try:
             written = self._written(order)
             paused = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            spawner = Spawner(self._spawned.of(order.number), written.kind, written.path)
-            trajectory, waits = await self._runner.run(order.key, written.kind, written.task, paused, spawner)
-            offset = self._store.append(0, trajectory)
-            place, seconds = RecordPlace(self._shard, offset), time.monotonic() - began
-            self._connection.send(WorkerMessage.DONE, _report(order.number, place, trajectory, seconds, waits).pack())
+            run, roles = self._spawned.of(order.number, written), self._runner.roles
+            spawner = Spawner(run, written.kind, written.path, written.role, roles)
+            trajectory, waits = await self._runner.run(order.key, written, paused, spawner)
+            self._deliver(order, trajectory, time.monotonic() - began, waits)
         except asyncio.CancelledError:
             self._connection.send(WorkerMessage.RELEASED, number)
         except InfrastructureError as error:  # some are a UserError too: to a command, which has no other machine
@@ -212,13 +214,26 @@ class RolloutWorker:
             message = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
             self._connection.send(WorkerMessage.FATAL, message)
 
+    def _deliver(self, order: LeaseOrder, trajectory: Trajectory, seconds: float, waits: Waits) -> None:
+        """Stores a trajectory, or sends it with the report where its order came with the task."""
+        if order.text:
+            report = _report(order.number, None, trajectory, seconds, waits)
+            self._connection.send(WorkerMessage.CARRIED, *pack_carried(report, encode(trajectory)))
+            return
+        place = RecordPlace(self._shard, self._store.append(0, trajectory))
+        self._connection.send(WorkerMessage.DONE, _report(order.number, place, trajectory, seconds, waits).pack())
+
     def _written(self, order: LeaseOrder) -> WrittenTask:
+        if order.text:
+            return WrittenTask.read(order.text)
         if order.starter is None:
             return self._read_task(self._folder, order.line)
         return read_task(shard_path(self._folder, order.starter), order.line)
 
 
-def _report(number: int, place: RecordPlace, trajectory: Trajectory, seconds: float, waits: Waits) -> LeaseReport:
+def _report(
+    number: int, place: RecordPlace | None, trajectory: Trajectory, seconds: float, waits: Waits
+) -> LeaseReport:
     turns = {node.turn for node in trajectory.nodes} - {NO_TURN}
     calls = sum(len((node.message or {}).get("tool_calls") or ()) for node in trajectory.nodes if node.turn != NO_TURN)
     return LeaseReport(

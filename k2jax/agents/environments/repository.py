@@ -38,6 +38,7 @@ LARGEST_PATCH = MEBI
 LIMITS = Limits(memory=2048 * MEBI, processes=128, disk=1024 * MEBI, files=100_000, open_files=1024)
 """Of the sandboxes in which an agent works on a repository, and of those in which its patch is tested."""
 _TIMEOUT = 120.0
+_packing = threading.Lock()
 _PROGRAMS = {
     mode: Path(program.__file__).read_text(encoding="utf-8")
     for program, modes in (
@@ -73,7 +74,7 @@ class RepositoryEnvironment(ToolEnvironment):
         await run_program(sandbox, task, header, repositories=self.services.repositories)
         if not task.image:
             header = {"mode": "equip", "tree": TREE, "folder": PACKAGES}
-            await run_program(sandbox, task, header, payload=packed_pytest())
+            await run_program(sandbox, task, header, payload=await asyncio.to_thread(packed_pytest))
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """The agent's patch; empty where it cannot be had, because the agent has left no work tree."""
@@ -94,13 +95,20 @@ def repository_spec(task: Task, read_only: HostPaths = ()) -> SandboxSpec:
     return SandboxSpec(read_only=tuple(paths), limits=LIMITS, env={"PYTHONPATH": PACKAGES})
 
 
-@functools.cache
 def packed_pytest() -> bytes:
     """A tar archive of the host's pytest and what it imports, for sandboxes without an image.
+
+    The first call of a process takes half a second, also where many episodes begin with one: call it in a thread.
 
     Raises:
         UserError: it is not installed.
     """
+    with _packing:
+        return _packed_pytest()
+
+
+@functools.cache
+def _packed_pytest() -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name in _PYTEST:
@@ -144,7 +152,8 @@ async def run_program(
     task_header = {"base": checked_id(str(task.metadata["base"])), "pythonpath": task.metadata.get("pythonpath", [])}
     header = {**header, **task_header, "private": sandbox.capabilities.file_system == "private"}
     if payload is not None:
-        return await _run_with(sandbox, task, header, output_limit, _line(header) + payload)
+        stdin = await asyncio.to_thread(lambda: _line(header) + payload)
+        return await _run_with(sandbox, task, header, output_limit, stdin)
     folder = _chosen(task, repositories)
     pack = await packed_history(str(task.metadata["repository"]), header["base"], folder)
     async with _on_their_way.take(pack.size):

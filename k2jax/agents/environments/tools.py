@@ -12,6 +12,7 @@ from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import CallResult, Toolbox
+from k2jax.agents.toolsets.overlap import Overlap
 from k2jax.agents.toolsets.types import Toolset, Workplace
 from k2jax.errors import UserError
 from k2jax.trajectory.steps import MOST_CALLS
@@ -25,8 +26,9 @@ class ToolEnvironment(Environment):
 
     An answer that calls no tool is followed by the user's next scripted turn, or ends the episode.
 
-    Calls of one answer are carried out in order, up to the task's budget of steps. A wrong call shows an error message.
-    What a tool runs on may fail: the error is typed, and the episode is rebuilt or masked.
+    Calls of one answer run at a time where their toolsets allow it, else in order, up to the task's budget of steps;
+    their results keep the order of the calls. A wrong call shows an error message. What a tool runs on may fail: the
+    error is typed, and the episode is rebuilt or masked.
 
     An agent that brings its own tools works in the same sandbox; see ``Environment.open_workspace``.
 
@@ -43,7 +45,7 @@ class ToolEnvironment(Environment):
         self._toolsets: list[Toolset] = []
         self._task: Task | None = None
         self._sandbox: Sandbox | None = None
-        self._toolbox = Toolbox(())
+        self._toolbox, self._overlap = Toolbox(()), Overlap()
         self._turns: list[str] = []
         self._steps = 0
 
@@ -63,9 +65,11 @@ class ToolEnvironment(Environment):
         made = [toolsets.make(text) for text in task.tools]
         self._task, self._sandbox = task, await self._open_sandbox(task, made)
         await self.prepare(task, self._sandbox)
+        self._overlap = Overlap(self.services.spawn)
+        workplace = Workplace(task, seed, self._sandbox, self._overlap.spawn, self.services.client_of)
         for toolset in made:
             self._toolsets.append(toolset)  # closed even if it opens halfway
-            await toolset.open(Workplace(task, seed, self._sandbox, self.services.spawn))
+            await toolset.open(workplace)
         self._toolbox = Toolbox(made)
         self._turns, self._steps = [str(turn) for turn in task.metadata.get(USER_TURNS, ())], 0
         return Observation(task.instruction)
@@ -74,11 +78,11 @@ class ToolEnvironment(Environment):
         """The results of the answer's calls, or the user's next turn, or the end.
 
         Raises:
-            InfrastructureError: a tool failed through no fault of the model.
+            InfrastructureError: a tool failed through no fault of the model; no other call goes on.
         """
         calls = action.get("tool_calls") or ()
         if calls:
-            return Step(Observation(tuple([await self._result(call, number) for number, call in enumerate(calls)])))
+            return Step(Observation(tuple(await self._results(calls))))
         self._steps += 1
         if self._turns:
             return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
@@ -143,18 +147,31 @@ class ToolEnvironment(Environment):
         spec = self.spec(task, read_only)
         return dataclasses.replace(spec, limits=task.limits.of(spec.limits))
 
-    async def _result(self, call: Mapping[str, Any], number: int) -> Message:
-        limit = self._task.budget.steps if self._task is not None else None
-        if number >= MOST_CALLS:
-            result = CallResult(f"Error: an answer may call {MOST_CALLS} tools at most", is_error=True)
-        elif limit is not None and self._steps >= limit:
-            result = CallResult("Error: the budget of steps is used up", is_error=True)
-        else:
-            result = await self._toolbox.call(call)
+    async def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
+        refusals = [self._refusal(number) for number in range(len(calls))]
+
+        async def carry_out(number: int) -> Message:
+            return _message(calls[number], refusals[number] or await self._toolbox.call(calls[number]))
+
+        queues = [None if refusal else self._toolbox.queue(call) for call, refusal in zip(calls, refusals, strict=True)]
+        return await self._overlap.run(queues, carry_out)
+
+    def _refusal(self, number: int) -> CallResult | None:
+        """Takes a step for a call of an answer; why it is not carried out, or None."""
+        limit, taken = self._task.budget.steps if self._task is not None else None, self._steps
         self._steps += 1
-        name = (call.get("function") or {}).get("name") or "tool"
-        message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
-        return message | ({"is_error": True} if result.is_error else {})
+        if number >= MOST_CALLS:
+            return CallResult(f"Error: an answer may call {MOST_CALLS} tools at most", is_error=True)
+        if limit is not None and taken >= limit:
+            return CallResult("Error: the budget of steps is used up", is_error=True)
+        return None
+
+
+def _message(call: Mapping[str, Any], result: CallResult) -> Message:
+    """The message that shows the result of a call."""
+    name = (call.get("function") or {}).get("name") or "tool"
+    message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
+    return message | ({"is_error": True} if result.is_error else {})
 
 
 def joined_spec(spec: SandboxSpec, more: SandboxSpec) -> SandboxSpec:

@@ -113,10 +113,10 @@ class AgentEndpoints:
         conversation, keys = await arrival.parse(_read, dialect, self._gateway)
         number, match = session.history_for(conversation, keys)
         history = session.history(number)
-        # Encoding long messages takes a while, in which the event loop serves others; the match stays valid, because
-        # histories only grow.
+        # Copying and encoding long histories takes a while, in which the event loop serves others; the match stays
+        # valid, because histories only grow.
         with api_errors():
-            encoded = await arrival.run(encode_history, match, history.resumed(match), self._gateway.card)
+            encoded = await arrival.run(lambda: encode_history(match, history.resumed(match), self._gateway.card))
         return PreparedRequest(session, number, match.without_messages(), encoded, dialect.path)
 
     def _session(self, request: Request) -> GatewaySession:

@@ -144,7 +144,7 @@ class Exchange:
             if reserved is None:
                 session.check_over_budget()
                 facts = self._prepared.facts(self._began) | {"over_budget": True}
-                session.record(self._prepared.history, self._prepared.match, [], None, facts)
+                await session.record(self._prepared.history, self._prepared.match, [], None, facts)
                 self._deltas.put_nowait(Delta(0, finish="length"))
             else:
                 self._deltas.put_nowait(await self._generate(*reserved))
@@ -173,7 +173,7 @@ class Exchange:
         feed.flush()  # what it still holds comes before the last delta
         last = feed.finish(completion)
         if len(completion.tokens):
-            self._record(turn, completion, last, sampling)
+            await self._record(turn, completion, last, sampling)
         if feed.failed:
             raise ApiError(500, "the generated tokens could not be decoded")
         if completion.finish == "cancelled":
@@ -205,7 +205,7 @@ class Exchange:
         """Ends the answer after its next token."""
         self._is_late = True
 
-    def _record(self, turn: int, completion: Completion, last: Delta, sampling: Sampling) -> None:
+    async def _record(self, turn: int, completion: Completion, last: Delta, sampling: Sampling) -> None:
         prepared, session = self._prepared, self._prepared.session
         self._answer.feed(last)
         cut = self._abandoned and completion.finish == "stop" and completion.tokens[-1] not in sampling.stop_tokens
@@ -214,7 +214,7 @@ class Exchange:
         node = session.sampled_node(turn, completion, finish, message, prepared.history > 0)
         facts = prepared.facts(self._began) | {"first_token": self._first_token, "abandoned": self._abandoned}
         facts["record"] = self.request.record
-        session.record(prepared.history, prepared.match, prepared.encoded.additions, node, facts)
+        await session.record(prepared.history, prepared.match, prepared.encoded.additions, node, facts)
 
     def begins(self) -> None:
         """Notes the time of the first token."""

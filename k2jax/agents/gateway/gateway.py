@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 import hashlib
 import hmac
 import math
@@ -206,9 +205,9 @@ class Gateway:
     def _new_session(self, name: str, spec: GatewayRollout, digest: str) -> GatewaySession:
         logs = self._logs
 
-        def write(record: Mapping[str, Any]) -> None:
+        def write(line: bytes) -> None:
             assert logs is not None
-            logs.append(name, record)
+            logs.append_line(name, line)
 
         return GatewaySession(name, spec, digest, self.card, None if logs is None else write)
 

@@ -177,7 +177,9 @@ class RecordedHistory:
         ]
         assert self._card.chat is not None
         tokens = self.trajectory.path_tokens(match.node).tolist()
-        sampled = [node.turn != NO_TURN for node in path for _ in node.tokens]
+        sampled: list[bool] = []
+        for node in path:
+            sampled += [node.turn != NO_TURN] * len(node.tokens)
         return ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN, sampled)
 
     def commit(self, node: int, additions: Sequence[Addition]) -> int:
@@ -248,7 +250,7 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
             additions.append(Addition(match.keys[0], list(builder.tokens), None))
             new = 1
     first = new - bool(conversation.tools)
-    recorded = [NO_PAD if own else i for i, own in zip(builder.tokens, builder.by_assistant, strict=True)]
+    recorded = len(builder.tokens)
     messages = with_call_ids(conversation.messages, conversation.origins, match.sampled, [])
     for index, message in enumerate(messages[: len(messages) - conversation.is_continued]):
         known = len(builder.tokens)
@@ -267,8 +269,12 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
         _open_answer(builder, conversation)
         additions.append(Addition(_open_key(conversation), builder.tokens[known:], None))
     check_prompt_length("messages", len(builder.tokens), card)
-    shown = reading.place([*recorded, *builder.tokens[len(recorded) :]])
-    return EncodedHistory(list(builder.tokens), additions, shown)
+    prompt = list(builder.tokens)
+    if card.media is None:
+        return EncodedHistory(prompt, additions, ())
+    sampled = zip(prompt, builder.by_assistant[:recorded], strict=False)
+    shown = reading.place([*(NO_PAD if own else token for token, own in sampled), *prompt[recorded:]])
+    return EncodedHistory(prompt, additions, shown)
 
 
 def _open_answer(builder: ChatBuilder, conversation: Conversation) -> None:

@@ -19,8 +19,25 @@ from k2jax.errors import UserError
 from k2jax.files.append_log import AppendLog, ChecksummedLines, read_log
 
 _SUFFIX = ".jsonl"
+_CODEC = ChecksummedLines()
 _ENDED = "ended"
 """Folder of the logs of rollouts that have ended, within that of the others."""
+
+
+class _EncodedLines(ChecksummedLines):
+    """Lines that ``encoded`` has made."""
+
+    def encode(self, record: Any, index: int) -> bytes:
+        return record
+
+
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """The line of a record; one with a long prompt takes a while, which a thread may spend.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    return _CODEC.encode(record, 0)
 
 
 class RolloutLogs:
@@ -36,7 +53,7 @@ class RolloutLogs:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._logs: dict[str, AppendLog[Mapping[str, Any]]] = {}
+        self._logs: dict[str, AppendLog[bytes]] = {}
         self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,9 +72,13 @@ class RolloutLogs:
             OSError: it could not be written; the log is as before.
             UserError: the log is damaged.
         """
+        self.append_line(rollout, encoded(record))
+
+    def append_line(self, rollout: str, line: bytes) -> None:
+        """Adds a record that ``encoded`` has made a line of; see ``append``."""
         if rollout not in self._logs:
-            self._logs[rollout] = AppendLog(self._path(rollout), ChecksummedLines(), held=False, mode=0o600)
-        self._logs[rollout].append(record)
+            self._logs[rollout] = AppendLog(self._path(rollout), _EncodedLines(), held=False, mode=0o600)
+        self._logs[rollout].append(line)
 
     def read(self, rollout: str) -> list[dict[str, Any]]:
         """The records of a rollout in the order of writing, without an incomplete last one.
@@ -66,7 +87,7 @@ class RolloutLogs:
             UserError: a record is damaged.
         """
         path = self._ended(rollout) if self.has_ended(rollout) else self._path(rollout)
-        return list(read_log(path, ChecksummedLines()))
+        return list(read_log(path, _CODEC))
 
     def put_away(self, rollout: str) -> None:
         """Moves the log of a rollout in which nothing more happens.

@@ -14,6 +14,7 @@ from k2jax.agents.api import ApiError, Conversation, ModelCard
 from k2jax.agents.episode_key import EpisodeKey, turn_seed
 from k2jax.agents.gateway.canonical import message_key
 from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
+from k2jax.agents.gateway.log import encoded
 from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.client import Completion, Sampling
 from k2jax.trajectory import Node, Trajectory
@@ -28,8 +29,10 @@ MOST_RECORDED = 128 << 20
 """Memory of what a rollout has recorded, roughly, from which on no request is answered [bytes]."""
 _RECORD_BYTES = 8192
 """Memory of a record beside its tokens and texts, roughly [bytes]."""
-WriteRecord = Callable[[Mapping[str, Any]], None]
-"""Adds a record to the rollout's log."""
+AT_ONCE = 4096
+"""Tokens that are encoded and compared without a thread, which would take longer to wake up."""
+WriteRecord = Callable[[bytes], None]
+"""Adds a record, as ``log.encoded`` makes a line of it, to the rollout's log."""
 
 
 class GatewaySession:
@@ -165,7 +168,7 @@ class GatewaySession:
         async with self._changed:
             await self._changed.wait_for(lambda: not self.running)
 
-    def record(
+    async def record(
         self,
         number: int,
         match: MatchedHistory,
@@ -173,7 +176,7 @@ class GatewaySession:
         answer: Node | None,
         facts: Mapping[str, Any],
     ) -> None:
-        """Writes an answered request to the log and adds it to its history.
+        """Writes an answered request to the log and adds it to its history; a caller that is cancelled records nothing.
 
         Args:
             number: of the history.
@@ -195,7 +198,8 @@ class GatewaySession:
             record |= {"at": match.node, "additions": [list(addition) for addition in additions], "key": key}
             record["answer"] = _answer_json(answer)
         if self._write is not None:
-            self._write(record)
+            new = request["tokens"] + sum(len(addition.tokens) for addition in additions)
+            self._write(encoded(record) if new <= AT_ONCE else await asyncio.to_thread(encoded, record))
         if answer is None:
             self._add(request)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 import functools
 import json
 from typing import Any, NamedTuple
@@ -68,10 +68,16 @@ class Toolbox:
             reason = f"{type(error).__name__}: {error}"
             raise EnvironmentFailedError(f"the tool of {abbreviate(call)} broke down: {reason}") from error
 
+    def queue(self, call: Mapping[str, Any]) -> Hashable | None:
+        """What a call shares with others, which are then carried out in order; None where it may overlap with all."""
+        owner = self._owners.get(_name(call))
+        if owner is None or owner.concurrent:
+            return None
+        return "sandbox" if owner.needs_sandbox else id(owner)
+
     def _read(self, call: Mapping[str, Any]) -> tuple[str, Any]:
         """Name and valid arguments of a call; raises ToolError where it has none."""
-        function = call.get("function") or {}
-        name = str(function.get("name"))
+        function, name = call.get("function") or {}, _name(call)
         if name not in self._owners:
             raise ToolError(f"there is no tool {abbreviate(name)}{nearest(name, list(self._owners))}")
         arguments = function.get("arguments", {})
@@ -82,6 +88,10 @@ class Toolbox:
             arguments = positional(arguments, schema)
         _validate(name, arguments, schema)
         return name, arguments
+
+
+def _name(call: Mapping[str, Any]) -> str:
+    return str((call.get("function") or {}).get("name"))
 
 
 def checked_result(result: Any) -> str | list[dict[str, Any]]:

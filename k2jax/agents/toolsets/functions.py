@@ -20,6 +20,11 @@ class FunctionTools(Toolset):
 
     An exception of a function is an error message to the model. A function must not block the event loop for long.
 
+    Args:
+        functions: each is a tool.
+        concurrent: whether calls of one answer may run at a time, see ``Toolset``; by default where none is a method
+            or closes over variables, which may be state that calls share.
+
     Example:
         >>> def add(a: int, b: int) -> int:
         ...     "Adds two integers."
@@ -31,9 +36,10 @@ class FunctionTools(Toolset):
         UserError: a parameter has no annotation, or one that JSON does not know.
     """
 
-    def __init__(self, functions: Sequence[Callable[..., Any]]):
+    def __init__(self, functions: Sequence[Callable[..., Any]], *, concurrent: bool | None = None):
         self._functions = {function.__name__: function for function in functions}
         self.tools = [declared_function(function) for function in functions]
+        self.concurrent = not any(map(_may_hold_state, functions)) if concurrent is None else concurrent
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """What the function returns, as text; None is empty, and a list with an image stays a list of parts.
@@ -84,6 +90,10 @@ def declared_function(function: Callable[..., Any]) -> dict[str, Any]:
         properties[parameter.name] = schema
     summary = " ".join(_SECTIONS.split(text)[0].split("\n\n")[0].split())
     return declared(name, summary, parameters_of(properties, required))
+
+
+def _may_hold_state(function: Callable[..., Any]) -> bool:
+    return inspect.ismethod(function) or bool(getattr(function, "__closure__", None))
 
 
 def _schema(kind: Any, owner: str) -> dict[str, Any]:

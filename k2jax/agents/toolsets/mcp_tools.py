@@ -37,12 +37,21 @@ class MCPTools(Toolset):
             output; ``python`` as the program is this program's own.
         timeout: longest time to start and for one answer [s].
         read_only: host paths that the sandbox shows for ``command``.
+        ordered: whether the calls of one answer wait for one another, as those of a server in the sandbox, whose files
+            others change, always do; for a server whose session has a state, such as a browser.
 
     Raises:
         UserError: not exactly one of ``url`` and ``command`` is there, or the package ``mcp`` is not installed.
     """
 
-    def __init__(self, url: str = "", command: str = "", timeout: float = 30.0, read_only: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        url: str = "",
+        command: str = "",
+        timeout: float = 30.0,
+        read_only: tuple[str, ...] = (),
+        ordered: bool = False,
+    ):
         if bool(url) == bool(command):
             raise UserError("the toolset 'mcp' needs either url=... or command=...")
         try:
@@ -50,6 +59,7 @@ class MCPTools(Toolset):
         except ImportError:
             raise UserError(_INSTALL) from None
         self.needs_sandbox = bool(command)
+        self.concurrent = bool(url) and not ordered
         self.read_only = (*host_python().read_only, *read_only) if command else ()
         self.tools: list[dict[str, Any]] = []
         self._url, self._command, self._timeout = url, shlex.split(command), timeout

@@ -70,7 +70,7 @@ class SearchTools(FunctionTools):
     """
 
     def __init__(self, corpus: str, results: int = 5, page: int = 4000):
-        super().__init__([self.search, self.browse])
+        super().__init__([self.search, self.browse], concurrent=True)
         if results < 1 or page < 1:
             raise UserError(f"the toolset 'search' has results={results} and page={page}; both must be positive")
         self._results, self._page = results, page

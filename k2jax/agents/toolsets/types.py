@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from k2jax.agents.roles import RoleClient
 from k2jax.agents.sandbox import HostPaths, Sandbox
 from k2jax.agents.task import Task
 from k2jax.text.media_reading import IMAGE_PART
@@ -28,12 +29,14 @@ class Workplace(NamedTuple):
         seed: of the episode; what a tool draws at random depends on it alone.
         sandbox: the episode's sandbox, where one of its toolsets needs one.
         spawn: runs sub-episodes, see ``Rollout.spawn``; None where there is no rollout.
+        client_of: the client of a role, see ``Services``.
     """
 
     task: Task
     seed: int
     sandbox: Sandbox | None = None
-    spawn: Callable[[Task], Awaitable[Trajectory]] | None = None
+    spawn: Callable[..., Awaitable[Trajectory]] | None = None
+    client_of: Callable[[str], RoleClient] | None = None
 
 
 class Toolset:
@@ -42,12 +45,17 @@ class Toolset:
     Attributes:
         needs_sandbox: whether ``open`` needs a sandbox.
         read_only: what ``SandboxSpec.read_only`` must name for it.
+        concurrent: whether the calls of one answer may run at a time, with one another and with those of others; else
+            they are carried out in their order, those of all such toolsets in the sandbox in one order. A call that
+            spawns sub-episodes does so best before it waits for anything else: a later spawn waits until all other
+            calls have ended or wait with one.
         tools: declarations in OpenAI's format, ``{"type": "function", "function": {"name", "description",
             "parameters"}}``, in order; complete when ``open`` has returned.
     """
 
     needs_sandbox = False
     read_only: HostPaths = ()
+    concurrent: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
 
     @staticmethod

@@ -50,6 +50,7 @@ from k2jax.config.schema.optimizer import (
 from k2jax.config.schema.reinforcement import RLConfig
 from k2jax.config.schema.rollouts import (
     CriticConfig,
+    RoleConfig,
     RolloutConfig,
     SandboxKind,
     ScoringConfig,
@@ -103,6 +104,7 @@ __all__ = [
     "RLConfig",
     "RatioLevel",
     "RematPolicy",
+    "RoleConfig",
     "RolloutConfig",
     "RouterConfig",
     "SandboxKind",

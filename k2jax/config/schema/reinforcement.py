@@ -7,7 +7,14 @@ import dataclasses
 
 from k2jax.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from k2jax.config.schema.objectives import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
-from k2jax.config.schema.rollouts import CriticConfig, RolloutConfig, ScoringConfig, TaskConfig, ToggleConfig
+from k2jax.config.schema.rollouts import (
+    CriticConfig,
+    RoleConfig,
+    RolloutConfig,
+    ScoringConfig,
+    TaskConfig,
+    ToggleConfig,
+)
 
 
 def _default_tasks() -> dict[str, TaskConfig]:
@@ -20,6 +27,7 @@ class RLConfig:
     """Reinforcement learning; read where ``stage`` is rl. ``train.steps`` counts iterations."""
 
     tasks: Mapping[str, TaskConfig] = dataclasses.field(default_factory=_default_tasks)  #: classes of tasks by name
+    roles: Mapping[str, RoleConfig] = dataclasses.field(default_factory=dict)  #: frozen checkpoints by their names
     rollout: RolloutConfig = RolloutConfig()  #: generation
     advantage: AdvantageConfig = AdvantageConfig()  #: rewards to advantages
     loss: PolicyLossConfig = PolicyLossConfig()  #: objective

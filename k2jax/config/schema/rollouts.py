@@ -7,6 +7,7 @@ from typing import Literal
 
 from k2jax.config.ranges import (
     IntFromTwo,
+    NonNegativeFloat,
     NonNegativeInt,
     Percentile,
     PositiveFloat,
@@ -18,6 +19,7 @@ from k2jax.config.ranges import (
 
 LongPrompts = Literal["refuse", "skip"]
 RoutingKind = Literal["own", "record", "replay"]
+SamplerKind = Literal["lockstep", "workers"]
 SandboxKind = Literal["bubblewrap", "nsjail", "kubernetes", "e2b", "unsafe"]
 """All backends of sandboxes, see ``k2jax.agents.sandbox.backends``."""
 
@@ -68,13 +70,30 @@ class TaskConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RoleConfig:
+    """A frozen checkpoint with an engine of its own, which episodes ask by its name: a sub-agent, a user, a judge."""
+
+    checkpoint: str = ""  #: a checkpoint argument, whose tokenizer is the run's
+    max_tokens: PositiveInt = 256  #: most tokens of a message [tokens]
+    temperature: NonNegativeFloat = 1.0  #: sampling temperature; 0 takes the most likely tokens
+    top_p: PositiveShare = 1.0  #: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all
+    top_k: NonNegativeInt = 0  #: keeps this many of the most likely tokens; 0 keeps all
+    slots: PositiveInt = 16  #: sequences that run at a time, over all devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """Generation of the responses of one iteration, on the devices of the training."""
 
     prompts: PositiveInt = 64  #: prompts of an iteration
     samples: IntFromTwo = 8  #: responses to each prompt (K)
+    sampler: SamplerKind = "lockstep"  #: lockstep repeats bit for bit; workers waits for no slow tool
+    workers: NonNegativeInt = 0  #: processes that run episodes, of sampler workers; 0 runs them in the controller
+    ray: str = ""  #: Ray cluster that runs the workers: its address, auto, or local; empty is this machine
+    look_ahead: PositiveInt = 2  #: iterations by which a slow prompt may be overtaken, of sampler workers; 1 is none
+    trace: NonNegativeInt = 0  #: iteration whose trace is written to trace-STEP.json, of sampler workers; 0 is none
     token_cap: NonNegativeInt = 0  #: tokens that a response may grow by in one iteration; 0 is no cap [tokens]
-    concurrency: NonNegativeInt = 0  #: episodes at a time; the next ones begin when these have ended; 0 is all
+    concurrency: NonNegativeInt = 0  #: episodes at a time: in lockstep one batch after another; 0 is an iteration's
     slots: PositiveInt = 64  #: sequences that run at a time, over all devices
     max_length: IntFromTwo = 512  #: longest sequence, prompt and response together [tokens]
     long_prompts: LongPrompts = "refuse"  #: a task whose prompt is as long as that ends the run, or is left out
@@ -111,7 +130,8 @@ class ToggleConfig:
 class CriticConfig:
     """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
 
-    judge: Literal["policy", "endpoint"] = "policy"  #: who compares two answers: the policy itself, or a server
+    judge: Literal["policy", "role", "endpoint"] = "policy"  #: who compares: the policy, one of rl.roles, or a server
+    role: str = ""  #: of rl.roles, that compares where judge is role; its sampling is not read
     format: Literal["chat", "compact"] = "chat"  #: of questions to the judge; compact is for models of characters
     rubrics: tuple[str, ...] = ()  #: YAML files of rubrics; empty is the packaged core and prescriptive ones
     max_tokens: PositiveInt = 256  #: most tokens of a verdict; one that is cut is no verdict [tokens]

@@ -26,6 +26,7 @@ from k2jax.rl.methods.judges import Gather, check_critic, open_judge, read_rubri
 from k2jax.rl.sampler import Sampler
 from k2jax.train.run import Run, say
 from k2jax.trajectory.annotations import PairVerdict, set_comparisons
+from k2jax.trajectory.steps import POLICY
 
 Answered = JudgeAnswer | InfrastructureError
 _UNREADABLE_SHARE = 0.1  # of verdicts, from which on it is said
@@ -47,7 +48,7 @@ class Critic(Method):
         self._rl, self._seed, self._rubrics, self._parts = config.rl, config.train.seed, rubrics, parts
         self._judge: Judge | None = None
         self._gather: Gather = asyncio.gather
-        self._asks = config.rl.critic.judge == "policy" or processes.is_first()  # an endpoint is asked by the first
+        self._asks = config.rl.critic.judge != "endpoint" or processes.is_first()  # an endpoint is asked by the first
 
     @staticmethod
     def used(config: Config) -> bool:
@@ -74,9 +75,9 @@ class Critic(Method):
     def begin(self, run: Run, sampler: Sampler) -> None:
         """Opens the judge of the run."""
         parts, episodes = self._parts, sampler.episodes
-        policy = parts.config, episodes.client, parts.chat, parts.tokenizer
+        asked = episodes.roles.client_of(parts.config.rl.critic.role or POLICY)
         opened = {"event_loop": parts.event_loop, "opened": parts.opened}
-        self.judge_with(*open_judge(*policy, log=episodes.scorer.log, **opened))
+        self.judge_with(*open_judge(parts.config, asked, log=episodes.scorer.log, **opened))
 
     async def rewards(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """Sets the wins of groups of the classes whose rewards have them as a term, or as all that there is."""
@@ -279,6 +280,6 @@ def judge_with_checkpoint(config: Config, checkpoint: str, pairs: Sequence[Verif
     critic = Critic(config, read_rubrics(config.rl))
     with EventLoop() as event_loop, contextlib.ExitStack() as opened:
         critic.judge_with(
-            *open_judge(config, *open_policy(config, checkpoint), log=None, event_loop=event_loop, opened=opened)
+            *open_judge(config, open_policy(config, checkpoint), log=None, event_loop=event_loop, opened=opened)
         )
         return event_loop.run(critic.judged(pairs))

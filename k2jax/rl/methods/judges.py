@@ -14,16 +14,15 @@ from k2jax.agents.judges.judge import ChatJudge, Judge
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.judges.rubrics import Rubric, load_rubrics
 from k2jax.agents.mixture import CRITIC
+from k2jax.agents.roles import RoleClient
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.client import ChatEndpoint, HTTPClient
 from k2jax.config.schema import Config, RLConfig
 from k2jax.convert.loading import tokenizer_of
-from k2jax.errors import UserError
-from k2jax.inference import LockstepClient
+from k2jax.errors import UserError, nearest
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.inputs import endpoint_options
-from k2jax.text.chat import ChatFormat, chat_format
-from k2jax.text.tokenizer import Tokenizer
+from k2jax.text.chat import chat_format
 
 
 def uses_critic(rl: RLConfig) -> bool:
@@ -42,13 +41,20 @@ def check_critic(config: Config) -> None:
         return
     if CRITIC in rl.tasks:
         raise UserError(f"config.rl.tasks.{CRITIC}: {CRITIC!r} is the class of the judge's own tasks; choose another")
-    if critic.share and critic.judge == "endpoint":
+    if critic.share and critic.judge != "policy":
         raise UserError("config.rl.critic.share trains the policy as its own judge; set rl.critic.judge to policy")
     if critic.share and not any(task.is_verified for task in rl.tasks.values()):
         raise UserError("config.rl.critic.share needs a class in config.rl.tasks with a verifier_weight")
     if rl.toggle.period and any(not task.is_verified for task in rl.tasks.values()):
         raise UserError("config.rl.toggle counts right responses, which no critic knows; set rl.toggle.period to 0")
-    if critic.judge == "policy" and critic.max_tokens >= rl.rollout.max_length:
+    if (critic.judge == "role") != bool(critic.role):
+        raise UserError(
+            f"config.rl.critic.role is {critic.role!r} with rl.critic.judge {critic.judge}; set both or none"
+        )
+    if critic.role and critic.role not in rl.roles:
+        near = nearest(critic.role, list(rl.roles))
+        raise UserError(f"config.rl.critic.role {critic.role!r} is not in config.rl.roles{near}")
+    if critic.judge != "endpoint" and critic.max_tokens >= rl.rollout.max_length:
         raise UserError(
             f"config.rl.critic.max_tokens {critic.max_tokens} leaves no room for a question in "
             f"config.rl.rollout.max_length {rl.rollout.max_length}"
@@ -59,7 +65,7 @@ def check_critic(config: Config) -> None:
         raise UserError("config.rl.critic.judge endpoint needs rl.critic.url (http://...) and rl.critic.model")
     if critic.api == "chat" and critic.tokenizer:
         raise UserError("config.rl.critic.tokenizer is of rl.critic.api completions; set that, or leave it out")
-    if critic.judge == "policy" and (critic.url or critic.model or critic.tokenizer):
+    if critic.judge != "endpoint" and (critic.url or critic.model or critic.tokenizer):
         raise UserError("config.rl.critic.url, model and tokenizer are of an endpoint; set rl.critic.judge to endpoint")
     if critic.api_key_variable and not os.environ.get(critic.api_key_variable):
         raise UserError(f"config.rl.critic.api_key_variable: ${critic.api_key_variable} is not set; export the key")
@@ -76,14 +82,12 @@ def read_rubrics(rl: RLConfig) -> tuple[Rubric, ...]:
 
 
 Gather = Callable[..., Coroutine[Any, Any, list[Any]]]
-"""Runs coroutines that ask a judge: a lockstep client's, where the judge is the policy itself."""
+"""Runs coroutines that ask a judge: a lockstep client's, where the judge has an engine here."""
 
 
 def open_judge(
     config: Config,
-    client: LockstepClient,
-    chat: ChatFormat,
-    tokenizer: Tokenizer,
+    asked: RoleClient,
     *,
     log: VerdictLog | None,
     event_loop: EventLoop,
@@ -93,9 +97,7 @@ def open_judge(
 
     Args:
         config: the run's.
-        client: of the policy.
-        chat: the policy's conversations.
-        tokenizer: the policy's.
+        asked: the policy, or the role that judges.
         log: verdicts on comparisons are written to it.
         event_loop: on which the judge is asked.
         opened: closes the connections to an endpoint.
@@ -106,9 +108,10 @@ def open_judge(
     rl, critic = config.rl, config.rl.critic
     log, style = log if processes.is_first() else None, JUDGE_FORMATS[critic.format]
     options = {"max_tokens": critic.max_tokens, "log": log}
-    if critic.judge == "policy":
+    client, chat, tokenizer, _ = asked
+    if critic.judge != "endpoint":
         # Every process of the engine has to ask: the log of the first one alone must not decide what it runs.
-        options |= {"name": "policy", "max_length": rl.rollout.max_length, "always_asks": True}
+        options |= {"name": critic.role or "policy", "max_length": rl.rollout.max_length, "always_asks": True}
         return Judge(client, chat, tokenizer, style, **options), client.gather
     if critic.tokenizer and critic.api == "completions":
         tokenizer = tokenizer_of(critic.tokenizer)
@@ -116,10 +119,10 @@ def open_judge(
     requests = endpoint_options(rl)
     options["concurrency"] = critic.concurrency
     if critic.api == "chat":
-        asked = ChatEndpoint(critic.url, critic.model, **requests)
-        judge: Judge = ChatJudge(asked, style, **options)
+        endpoint = ChatEndpoint(critic.url, critic.model, **requests)
+        judge: Judge = ChatJudge(endpoint, style, **options)
     else:
-        asked = HTTPClient(critic.url, critic.model, **requests)
-        judge = Judge(asked, chat, tokenizer, style, name=critic.model, **options)
-    opened.callback(lambda: event_loop.run(asked.__aexit__()))
+        endpoint = HTTPClient(critic.url, critic.model, **requests)
+        judge = Judge(endpoint, chat, tokenizer, style, name=critic.model, **options)
+    opened.callback(lambda: event_loop.run(endpoint.__aexit__()))
     return judge, asyncio.gather

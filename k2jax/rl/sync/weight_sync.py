@@ -82,7 +82,30 @@ def colocated_engine(program: Program, rollout: RolloutConfig) -> Engine:
         UserError: sizes that do not divide over the devices, an engine on more devices than the training, or one that
             leaves devices out where each process has to hold a part of it.
     """
-    config, devices = program.config, list(program.mesh.devices.flat)
+    config, logical = program.config, program.layout.logical
+    dtype = rollout_dtype(program)
+    return Engine(
+        config.model,
+        jax.eval_shape(lambda params: cast_params(params, logical, dtype), abstract(logical)),
+        slots=rollout.slots,
+        max_length=rollout.max_length,
+        version=-1,
+        mesh=rollout_mesh(program, rollout),
+    )
+
+
+def rollout_dtype(program: Program) -> Any:
+    """The dtype in which engines of rollouts compute: that of the training."""
+    return compute_dtype(program.config.train.compute_dtype, program.layout.platform)
+
+
+def rollout_mesh(program: Program, rollout: RolloutConfig) -> Mesh | None:
+    """The mesh of engines of rollouts, on the devices of the training; None is the default device.
+
+    Raises:
+        UserError: there are fewer devices, or each process has to hold a part of an engine that leaves some out.
+    """
+    devices = list(program.mesh.devices.flat)
     if processes.count() > 1 and rollout.data * rollout.expert != len(devices):
         raise UserError(
             f"config.rl.rollout.data {rollout.data} x expert {rollout.expert} leaves out some of the {len(devices)} "
@@ -90,17 +113,7 @@ def colocated_engine(program: Program, rollout: RolloutConfig) -> Engine:
             f"{max(1, len(devices) // rollout.expert)} would not"
         )
     alone = rollout.data * rollout.expert == 1 and devices[0] == jax.devices()[0]
-    mesh = None if alone else colocated_mesh(program.mesh, rollout)
-    dtype = compute_dtype(config.train.compute_dtype, program.layout.platform)
-    logical = program.layout.logical
-    return Engine(
-        config.model,
-        jax.eval_shape(lambda params: cast_params(params, logical, dtype), abstract(logical)),
-        slots=rollout.slots,
-        max_length=rollout.max_length,
-        version=-1,
-        mesh=mesh,
-    )
+    return None if alone else colocated_mesh(program.mesh, rollout)
 
 
 def colocated_mesh(training: Mesh, rollout: RolloutConfig) -> Mesh:

@@ -14,7 +14,7 @@ class WorldTools(SearchTools):
     """Search with a limit on results, and pages of a limited length; the task's metadata say of which world."""
 
     def __init__(self):
-        FunctionTools.__init__(self, [self.search, self.browse])
+        FunctionTools.__init__(self, [self.search, self.browse], concurrent=True)
 
     async def open(self, workplace: Workplace) -> None:
         """Makes the world, where this process has not made it already.
@@ -28,7 +28,7 @@ class WorldTools(SearchTools):
             chronicles = int(told.get("chronicles", 0))
             self._corpus = search_world(int(told["documents"]), int(told["seed"]), chronicles).corpus
             if told.get("download"):
-                FunctionTools.__init__(self, [self.search, self.browse, self.download])
+                FunctionTools.__init__(self, [self.search, self.browse, self.download], concurrent=True)
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the task {workplace.task.id!r} names no world; use the dataset 'search_world'") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections import defaultdict
 from collections.abc import Sequence
@@ -127,7 +128,7 @@ async def run_file(task: Task, sandbox: Sandbox, tree: PatchedTree, file: str, e
         "edits": list(edits),
         "secret": secret,
         "size": len(tree.composed),
-        "packages": "" if task.image else base64.b64encode(packed_pytest()).decode(),
+        "packages": "" if task.image else base64.b64encode(await asyncio.to_thread(packed_pytest)).decode(),
         "plugins": task.metadata.get("plugins", []),
         "timeout": task.limits.test_seconds or TIMEOUT,
     }

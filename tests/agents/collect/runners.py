@@ -10,6 +10,7 @@ from k2jax.agents.collect.worker import Waits
 from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.trajectory import Node, Reward, Trajectory
+from k2jax.trajectory.steps import POLICY
 
 FOLDER = "K2JAX_TEST_ROLLOUT_FOLDER"
 
@@ -37,6 +38,8 @@ def expected(key, name: str) -> Trajectory:
 class ScriptedRunner:
     """Options: ``seconds`` that an episode takes."""
 
+    roles = (POLICY,)
+
     def __init__(self, seconds: float):
         self._seconds = seconds
 
@@ -46,7 +49,8 @@ class ScriptedRunner:
     async def __aexit__(self, *error):
         pass
 
-    async def run(self, key, kind, task, trajectory, spawner):
+    async def run(self, key, written, trajectory, spawner):
+        kind, task = written.kind, written.task
         if task.domain == "user mistake":
             raise UserError("a mistake of the user")
         if task.domain == "endless":

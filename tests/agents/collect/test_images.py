@@ -13,9 +13,8 @@ from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.data.images.processor import ImageProcessor
 from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.errors import UserError
-from k2jax.inference.media import PlacedChunk
+from k2jax.inference.media import PlacedChunk, placed_chunk
 from k2jax.inference.media_reader import ImageReader
-from k2jax.serve.engine_process import placed_chunk
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import byte_tokenizer
 from tests.agents.collect.engines import collected, served

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 
+from k2jax.agents.collect import event_loop
 from k2jax.agents.collect import wire_messages as engine
-from k2jax.agents.collect.event_loop import LagProbe
+from k2jax.agents.collect.event_loop import LagProbe, end_all
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.agents.collect.wire_messages import LeaseOrder, LeaseReport, RecordPlace, StartedEnd, StartOrder
 from k2jax.client import Sampling, new_completion
@@ -105,3 +106,27 @@ async def test_a_loop_that_only_waits_has_done_nothing_itself():
         await asyncio.sleep(0.05)
         lag = probe.lag
     assert lag.maximum > 0.25 and lag.own_p99 < 0.2
+
+
+def test_a_task_that_loses_a_cancellation_is_cancelled_again_and_others_once(monkeypatch):
+    monkeypatch.setattr(event_loop, "_ENDING", 0.05)
+    cancelled = []
+
+    async def works(name, losses):
+        while True:
+            try:
+                await asyncio.sleep(60.0)
+            except asyncio.CancelledError:
+                cancelled.append(name)
+                if cancelled.count(name) > losses:
+                    raise
+
+    async def run():
+        tasks = [asyncio.ensure_future(works(name, losses)) for name, losses in (("deaf", 2), ("good", 0))]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(end_all(tasks), 5.0)
+        assert all(task.cancelled() for task in tasks)
+        await end_all(())
+
+    asyncio.run(run())
+    assert sorted(cancelled) == ["deaf", "deaf", "deaf", "good"]

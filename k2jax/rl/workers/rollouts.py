@@ -1,0 +1,187 @@
+"""The window at work: episodes begin where there is room, oldest prompts first, and complete groups are logged.
+
+It lives on the run's event loop from the first iteration to the end of the run. Between two iterations the engine is
+held: tools and verdicts go on, and a request waits for the next weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+import contextlib
+import dataclasses
+
+from k2jax.agents.collect.event_loop import end_all
+from k2jax.agents.collect.worker import Waits
+from k2jax.agents.mixture import TaskMixture
+from k2jax.rl.groups import PromptGroup
+from k2jax.rl.workers.group_log import GroupLog, Place
+from k2jax.rl.workers.window import DrawWindow
+from k2jax.rl.workers.worker_episodes import WorkerEpisodes
+from k2jax.trajectory import Trajectory
+
+_WATCH = 0.5
+"""Time between two looks at the engine [s]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What an iteration trains on.
+
+    Attributes:
+        groups: in the order of their prompts.
+        overtaken: numbers of those that an earlier batch had overtaken.
+        waits: of the episodes, those of groups that an earlier process has sampled left out.
+        left_behind: open prompts that this batch has overtaken.
+    """
+
+    groups: list[PromptGroup]
+    overtaken: set[int]
+    waits: list[Waits]
+    left_behind: int
+
+
+class Rollouts:
+    """Runs the episodes of a run's prompts; every method is called on the event loop.
+
+    Args:
+        episodes: runs one.
+        mixture: prompts.
+        window: which of them.
+        log: of complete groups.
+        limit: returns how many episodes may run now.
+        check_engine: raises what has ended the engine, if anything has.
+
+    Attributes:
+        begins: whether episodes begin; an evaluation sets it to False, or the window would run far ahead of training.
+    """
+
+    def __init__(
+        self,
+        episodes: WorkerEpisodes,
+        mixture: TaskMixture,
+        window: DrawWindow,
+        log: GroupLog,
+        limit: Callable[[], int],
+        check_engine: Callable[[], None],
+    ):
+        self._episodes, self._mixture, self._window, self._log = episodes, mixture, window, log
+        self._limit, self._check_engine = limit, check_engine
+        self._prompts, self._samples = episodes.config.rl.rollout.prompts, episodes.config.rl.rollout.samples
+        self._groups: dict[int, PromptGroup] = {}
+        self._waiting: deque[tuple[int, int]] = deque()  # (prompt, sample) that have not begun
+        self._running: set[asyncio.Task[None]] = set()
+        self._waits: dict[int, list[Waits]] = {}
+        self._left: Counter[int] = Counter()
+        self._logged: dict[Place, list[Trajectory]] = {}  # by earlier processes
+        self._writing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._step = 1
+        self.begins = True
+
+    @property
+    def running(self) -> int:
+        """Episodes that have begun and not ended."""
+        return len(self._running)
+
+    def place(self, number: int) -> Place:
+        """The key of a prompt: the iteration to which it belongs by its number, and its place there."""
+        step, place = divmod(number, self._prompts)
+        return 1 + step, place
+
+    def restore(self, drawn: int, open_numbers: Iterable[int]) -> None:
+        """Goes on from a checkpoint: open groups that are complete on disk are used, and the others begin anew."""
+        self._window.restore(drawn, open_numbers)
+        is_needed = lambda number: number in self._window.open or number >= drawn  # noqa: E731
+        logged = self._log.read().items()
+        self._logged = {place: group for place, group in logged if is_needed(self._number(place))}
+        for number in sorted(self._window.open):
+            self._begin(number)
+
+    async def batch(self, step: int) -> Batch:
+        """Waits for the groups of an iteration.
+
+        Raises:
+            UserError: a mistake in a task.
+            RuntimeError: the engine has failed, or a worker has met a mistake of the program.
+        """
+        self._step = step
+        while True:
+            if self._error is not None:
+                raise self._error
+            self._check_engine()
+            self._fill()
+            taken = self._window.take()
+            if taken is not None:
+                return self._handed_on(*taken)
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _WATCH)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with an error."""
+        self._error = self._error or error
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Ends all episodes; their environments are closed."""
+        await end_all(self._running)
+        self._log.close()
+
+    def _number(self, place: Place) -> int:
+        return (place[0] - 1) * self._prompts + place[1]
+
+    def _handed_on(self, batch: list[int], overtaken: list[int]) -> Batch:
+        groups = [self._groups.pop(number) for number in batch]
+        waits = [each for number in batch for each in self._waits.pop(number, ())]
+        late = {number for number in batch if self._left.pop(number, 0)}
+        self._left.update(overtaken)
+        return Batch(groups, late, waits, len(overtaken))
+
+    def _fill(self) -> None:
+        """Begins episodes while there is room."""
+        while self.begins and len(self._running) < self._limit():
+            if not self._waiting:
+                number = self._window.draw()
+                if number is None:
+                    return
+                self._begin(number)
+                continue
+            episode = asyncio.ensure_future(self._run(*self._waiting.popleft()))
+            self._running.add(episode)
+            episode.add_done_callback(self._running.discard)
+
+    def _begin(self, number: int) -> None:
+        """Lets the episodes of a prompt wait for room; a group that an earlier process has completed is complete."""
+        key = self.place(number)
+        logged = self._logged.pop(key, None)
+        trajectories = [None] * self._samples if logged is None else list(logged)
+        self._groups[number] = PromptGroup(number, key, self._mixture.prompt(number), trajectories)
+        if logged is None:
+            self._waiting.extend((number, sample) for sample in range(self._samples))
+        else:
+            self._window.finish(number)
+
+    async def _run(self, number: int, sample: int) -> None:
+        try:
+            group = self._groups[number]
+            trajectory, waits = await self._episodes.episode(self._step, group, sample)
+            group.trajectories[sample] = trajectory
+            self._waits.setdefault(number, []).append(waits)
+            if group.complete:
+                async with self._writing:
+                    await asyncio.to_thread(self._log.append, group.trajectories)
+                self._window.finish(number)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # nobody waits for this task
+            self.fail(error)
+        self._changed.set()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Begins the next episodes also while nobody waits for a batch: their tools need no engine."""
+        if self._error is None:
+            self._fill()

@@ -1,0 +1,184 @@
+"""The sampler of runs whose episodes wait for tools, agents and verifiers; see ``Sampler``.
+
+The engine steps whenever it has work. An iteration ends when ``rl.rollout.prompts`` groups are complete; the episodes
+that are under way then keep their environments and their places, and their next tokens come from the next weights.
+What is trained on depends on which groups end first, and is stored before the first update; of groups that are complete
+no death of the process loses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import contextlib
+import time
+from typing import Any
+
+from k2jax.agents.collect.event_loop import LagProbe
+from k2jax.inference import ContinuousClient
+from k2jax.inference.engine import Engine
+from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.failures import FailureGuard
+from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
+from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
+from k2jax.rl.methods.base import Methods
+from k2jax.rl.retention import VerdictRetention
+from k2jax.rl.schedules import reward_weights
+from k2jax.rl.sync.offload import offloaded
+from k2jax.rl.workers.group_log import GroupLog
+from k2jax.rl.workers.rollouts import Batch, Rollouts
+from k2jax.rl.workers.tracing import IterationTrace
+from k2jax.rl.workers.window import DrawWindow
+from k2jax.rl.workers.window_metrics import batch_record, lag_record
+from k2jax.rl.workers.worker_episodes import WorkerEpisodes
+from k2jax.train.run import Run
+from k2jax.trajectory.store import TrajectoryStore
+
+
+class WorkerSampler:
+    """See the module's text.
+
+    Args:
+        run: the run.
+        engines: of the policy, and of roles.
+        clients: over these engines.
+        event_loop: on which the episodes run.
+        probe: of the event loop.
+        trace: of one iteration.
+        rollouts: runs them.
+        window: of the prompts.
+        log: of complete groups.
+        methods: of the run.
+        episodes: of any purpose.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        engines: Sequence[Engine],
+        clients: Sequence[ContinuousClient],
+        event_loop: EventLoop,
+        *,
+        probe: LagProbe,
+        trace: IterationTrace,
+        rollouts: Rollouts,
+        window: DrawWindow,
+        log: GroupLog,
+        methods: Methods,
+        episodes: WorkerEpisodes,
+    ):
+        self._run, self._config, self._engines = run, run.config, engines
+        self._clients, self._client = clients, clients[0]
+        self._event_loop, self._rollouts, self._window = event_loop, rollouts, window
+        self._probe, self._trace = probe, trace
+        self._methods, self.episodes = methods, episodes
+        self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
+        self._retention = VerdictRetention(log, run.workdir)
+        self._failures, self._record = FailureGuard(run.note), {}
+
+    def begin(self, step: int) -> None:
+        """See ``Sampler``."""
+        self._retention.note(step, self._began())
+
+    def groups(self, step: int) -> Iterator[PromptGroup]:
+        """See ``Sampler``."""
+        self._batch = self._generating(self._collected(step))
+        return iter(self._batch.groups)
+
+    def collect(self, step: int) -> list[PromptGroup]:
+        """See ``Sampler``.
+
+        Raises:
+            UserError: nothing that counts is left of several iterations.
+        """
+        self._event_loop.run(self._trace.begin(step))
+        began, before, busy = time.perf_counter(), self._client.stats(), self._client.busy_seconds
+        groups = list(self.groups(step))
+        seconds, after = time.perf_counter() - began, self._client.stats()
+        if self._config.rl.rollout.offload_state:
+            for number, engine in enumerate(self._engines):
+                engine.release(weights=number == 0)  # those of roles never change
+        sampled = after.tokens_generated - before.tokens_generated
+        self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
+        self._record["stale_tokens"] = stale_share(groups, step - 1)
+        self._record["engine_busy"] = (self._client.busy_seconds - busy) / seconds
+        self._record |= batch_record(self._batch, self._rollouts.running) | lag_record(self._lag)
+        self.store(step, groups)
+        self._failures.check(step, groups)
+        return groups
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """See ``Sampler``; episodes of the window that are under way go on meanwhile, and no others begin."""
+        self._rollouts.begins = False
+        try:
+            return self._generating(coroutine)
+        finally:
+            self._rollouts.begins = True
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """See ``Sampler``."""
+        return self._trace.phase(name)
+
+    def store(self, step: int, groups: Sequence[PromptGroup]) -> None:
+        """See ``Sampler``."""
+        self._store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
+
+    def record(self) -> dict[str, Any]:
+        """See ``Sampler``; ``window_metrics.batch_record`` has what this sampler adds."""
+        return self._record
+
+    def saved(self, step: int) -> None:
+        """See ``Sampler``; complete groups that every checkpoint has counted are deleted."""
+        self._retention.note(step, self._began())
+        if step % self._config.checkpoint.every == 0:
+            self._retention.tidy()
+        self._event_loop.run(self._trace.end(step))
+
+    def extra(self) -> dict[str, Any]:
+        """See ``Sampler``: the number of prompts drawn, and those that are not trained on yet."""
+        return {"window": {"drawn": self._window.drawn, "open": sorted(self._window.open)}}
+
+    def restore(self, extra: Mapping[str, Any]) -> None:
+        """See ``Sampler``."""
+        window = extra["window"]
+        self._event_loop.run(_called(self._rollouts.restore, window["drawn"], window["open"]))
+
+    async def close(self) -> None:
+        """Ends the episodes that are under way."""
+        await self._rollouts.close()
+
+    def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
+            for client in self._clients:
+                generating.enter_context(client.generating())
+            with self._trace.phase("generate"):
+                result = self._event_loop.run(coroutine)
+            phases.enter_context(self._trace.phase("hold"))
+        return result
+
+    async def _collected(self, step: int) -> Batch:
+        batch = await self._rollouts.batch(step)
+        self._lag = self._probe.lap()
+        groups, methods, rl = batch.groups, self._methods, self._config.rl
+        await methods.rewards(step, groups, scope="iteration")
+        more = [
+            PromptGroup(-1, (step, rl.rollout.prompts + place), prompt, [None] * rl.rollout.samples)
+            for place, prompt in enumerate(methods.prompts(step, groups))
+        ]
+        if more:
+            await self.episodes.run(step, more)
+            groups += more
+        for group in groups:
+            task = class_of(rl, group)
+            group.terms = reward_terms(group, task, reward_weights(task, step - 1, self._config.train.steps))
+        await methods.rewards(step, groups, scope="group")
+        for group in groups:
+            note_terms(group)
+        return batch
+
+    def _began(self) -> int:
+        """The iteration to which the oldest prompt belongs that is not trained on yet."""
+        return self._rollouts.place(self._window.oldest)[0]
+
+
+async def _called(function, *arguments) -> Any:
+    return function(*arguments)

@@ -1,0 +1,175 @@
+"""The window at work, with episodes that only take their time: nobody waits for a slow tool."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from k2jax.agents.collect.worker import Waits
+from k2jax.agents.mixture import DrawnTask
+from k2jax.agents.task import Task
+from k2jax.errors import UserError
+from k2jax.rl.workers.group_log import GroupLog
+from k2jax.rl.workers.rollouts import Rollouts
+from k2jax.rl.workers.window import DrawWindow
+from k2jax.trajectory import Node, Reward, Trajectory
+
+
+class TimedEpisodes:
+    """Episodes that take ``seconds(number, sample)``; ``ended`` has (prompt, sample, time)."""
+
+    def __init__(self, seconds, prompts=4, samples=2):
+        rollout = SimpleNamespace(prompts=prompts, samples=samples)
+        self.config = SimpleNamespace(rl=SimpleNamespace(rollout=rollout))
+        self._seconds, self.began, self.ended, self.cancelled = seconds, [], [], 0
+
+    async def episode(self, step, group, sample, *, greedy=False):
+        self.began.append((group.number, sample))
+        try:
+            await asyncio.sleep(self._seconds(group.number, sample))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        trajectory = Trajectory("t", "d", (*group.key, sample), status="finished", reward=Reward(1.0))
+        tokens, options = np.zeros(2, np.int32), {"versions": np.zeros(2, np.int64), "turn": 0, "finish": "stop"}
+        trajectory.add(Node(-1, tokens, np.ones(2, bool), np.zeros(2, np.float32), **options))
+        self.ended.append((group.number, sample, time.monotonic()))
+        return trajectory, Waits(0.1, 0.2, 0.3)
+
+
+class Prompts:
+    def prompt(self, number):
+        return DrawnTask("kind", Task(str(number), "d", (), "v"))
+
+
+def rollouts(folder, episodes, *, ahead=2, iterations=4, limit=100, check=lambda: None):
+    rollout = episodes.config.rl.rollout
+    window = DrawWindow(rollout.prompts, ahead * rollout.prompts, iterations * rollout.prompts)
+    log = GroupLog(folder, rollout.samples)
+    return Rollouts(episodes, Prompts(), window, log, lambda: limit, check), window
+
+
+def test_seven_of_eight_episodes_end_at_once_while_one_waits_for_its_tool(tmp_path):
+    episodes = TimedEpisodes(lambda number, sample: 5.0 if (number, sample) == (0, 0) else 0.01)
+    began = time.monotonic()
+
+    async def run():
+        opened, window = rollouts(tmp_path, episodes, iterations=1)
+        batch = asyncio.ensure_future(opened.batch(1))
+        await asyncio.sleep(0.3)
+        assert not batch.done() and opened.running == 1 and window.complete == {1, 2, 3}
+        batch.cancel()
+        await opened.close()
+
+    asyncio.run(run())
+    assert len(episodes.ended) == 7 and max(at for *_, at in episodes.ended) - began < 0.3
+    assert episodes.cancelled == 1
+
+
+def test_an_iteration_takes_what_is_complete_and_says_what_it_has_overtaken(tmp_path):
+    episodes = TimedEpisodes(lambda number, sample: 0.4 if number == 1 else 0.01)
+
+    async def run():
+        opened, window = rollouts(tmp_path, episodes, iterations=2)
+        first = await opened.batch(1)
+        assert [group.number for group in first.groups] == [0, 2, 3, 4] and first.left_behind == 1
+        assert [group.key for group in first.groups] == [(1, 0), (1, 2), (1, 3), (2, 0)]
+        assert first.overtaken == set() and len(first.waits) == 8
+        second = await opened.batch(2)
+        assert [group.number for group in second.groups] == [1, 5, 6, 7] and second.overtaken == {1}
+        assert window.open == set() and window.drawn == 8
+        await opened.close()
+
+    asyncio.run(run())
+
+
+def test_a_window_is_full_at_all_times_and_its_oldest_prompts_begin_first(tmp_path):
+    episodes = TimedEpisodes(lambda number, sample: 0.02 + 0.02 * (sample == 0))
+
+    async def run():
+        opened, _ = rollouts(tmp_path, episodes, limit=3)
+        for step in (1, 2):
+            await opened.batch(step)
+            assert opened.running <= 3
+        await opened.close()
+
+    asyncio.run(run())
+    assert episodes.began == sorted(episodes.began)
+
+
+def test_complete_groups_are_used_after_a_death_and_the_others_begin_anew(tmp_path):
+    slow = TimedEpisodes(lambda number, sample: 60.0 if number in (1, 5) and sample else 0.01)
+
+    async def killed():
+        opened, window = rollouts(tmp_path, slow, iterations=2)
+        await opened.batch(1)  # 0, 2, 3, 4: a checkpoint was saved before, with nothing drawn
+        await asyncio.sleep(0.2)
+        assert window.complete == {6, 7}
+        await opened.close()
+
+    asyncio.run(killed())
+    quick = TimedEpisodes(lambda number, sample: 0.01)
+
+    async def resumed():
+        opened, _ = rollouts(tmp_path, quick, iterations=2)
+        opened.restore(0, ())
+        numbers = [[group.number for group in (await opened.batch(step)).groups] for step in (1, 2)]
+        assert numbers == [[0, 2, 3, 4], [1, 5, 6, 7]] or numbers == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        await opened.close()
+
+    asyncio.run(resumed())
+    assert sorted({number for number, _ in quick.began if number < 8}) == [1, 5]
+
+
+def test_open_prompts_of_a_checkpoint_begin_again_and_those_it_has_counted_do_not(tmp_path):
+    episodes = TimedEpisodes(lambda number, sample: 0.01)
+
+    async def run():
+        opened, _ = rollouts(tmp_path, episodes)
+        opened.restore(6, [1, 5])
+        batch = await opened.batch(2)
+        assert [group.number for group in batch.groups][:2] == [1, 5]
+        await opened.close()
+
+    asyncio.run(run())
+    assert not {0, 2, 3, 4} & {number for number, _ in episodes.began}
+
+
+def test_a_mistake_in_a_task_ends_the_run_and_the_engine_s_failure_too(tmp_path):
+    class Wrong(TimedEpisodes):
+        async def episode(self, step, group, sample, *, greedy=False):
+            if group.number == 3:
+                raise UserError("the task has no tool")
+            return await super().episode(step, group, sample)
+
+    async def fails(episodes, check, error, words):
+        opened, _ = rollouts(tmp_path, episodes, check=check)
+        with pytest.raises(error, match=words):
+            await opened.batch(1)
+        await opened.close()
+
+    def broken():
+        raise RuntimeError("the engine has failed")
+
+    asyncio.run(fails(Wrong(lambda *_: 0.01), lambda: None, UserError, "no tool"))
+    asyncio.run(fails(TimedEpisodes(lambda *_: 60.0), broken, RuntimeError, "engine has failed"))
+
+
+def test_nothing_begins_while_an_evaluation_has_the_engine(tmp_path):
+    episodes = TimedEpisodes(lambda number, sample: 0.01)
+
+    async def run():
+        opened, _ = rollouts(tmp_path, episodes, limit=2)
+        await opened.batch(1)
+        opened.begins = False
+        await asyncio.sleep(0.1)
+        began = len(episodes.began)
+        await asyncio.sleep(0.1)
+        assert len(episodes.began) == began and opened.running == 0
+        opened.begins = True
+        await opened.batch(2)
+        await opened.close()
+
+    asyncio.run(run())

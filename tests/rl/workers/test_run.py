@@ -1,0 +1,113 @@
+"""Whole runs with the sampler that does not wait: what they train on, measure, keep and refuse."""
+
+import json
+
+import numpy as np
+import pytest
+
+from k2jax.agents.registry import environments
+from k2jax.errors import UserError
+from k2jax.report.metrics import read_metrics
+from k2jax.rl.loop import train
+from k2jax.rl.setup import check_config
+from k2jax.trajectory import verify
+from k2jax.trajectory.steps import ROLE, SPAWNED
+from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.role_folders import write_role
+from tests.rl.test_roles import config_with
+from tests.rl.tiny import tiny
+
+OPTIONS = {
+    "rl.rollout.sampler": "workers",
+    "rl.rollout.prompts": 2,
+    "rl.rollout.samples": 2,
+    "rl.tasks.low.options": ("letters=2", "turns=2"),
+    "rl.tasks.low.max_tokens": 8,
+    "rl.updates": 1,
+    "rl.eval_prompts": 1,
+    "rl.eval_samples": 1,
+    "eval.every": 1,
+    "checkpoint.every": 1,
+    "train.batch_size": 2,
+    "train.steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A finished run of two iterations, with an evaluation between them."""
+    folder = tmp_path_factory.mktemp("workers") / "run"
+    assert train(tiny(**OPTIONS), folder) == 0
+    return folder
+
+
+def test_every_prompt_is_trained_on_once_with_the_weights_that_chose_each_token(workdir):
+    store = TrajectoryStore(workdir / "trajectories")
+    trained = {step: list(store.read(step)) for step in store.steps()}
+    keys = [trajectory.key for of_step in trained.values() for trajectory in of_step]
+    assert sorted(keys) == [(step, place, sample) for step in (1, 2) for place in (0, 1) for sample in (0, 1)]
+    for step, trajectories in trained.items():
+        for trajectory in trajectories:
+            assert not verify(trajectory, 258) and trajectory.reward is not None
+            versions = np.concatenate([node.versions[node.mask] for node in trajectory.nodes])
+            assert len(versions) and versions.max() < step and (np.diff(versions) >= 0).all()
+
+
+def test_its_metrics_say_what_it_waited_for_and_how_far_it_is_behind(workdir):
+    records = [record for record in read_metrics(workdir) if "reward" in record]
+    assert [record["step"] for record in records] == [1, 2]
+    assert records[0]["engine_busy"] > 0
+    for record in records:
+        assert 0 <= record["engine_busy"] <= 1 and 0 <= record["stale_tokens"] <= 1
+        assert record["wait/engine"] > 0 and record["window/left_behind"] >= 0
+    assert [record["step"] for record in read_metrics(workdir) if "eval/greedy" in record] == [0, 1, 2]
+
+
+def test_a_checkpoint_has_the_window_and_groups_that_it_has_counted_are_deleted(workdir):
+    from k2jax.rl.workers.group_log import FOLDER, GroupLog
+
+    assert GroupLog(workdir, 2).read().keys() <= {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert (workdir / FOLDER).is_dir() and not (workdir / "verdicts").exists()
+
+
+def test_what_the_window_depends_on_cannot_change_between_starts(workdir):
+    for name, value in (("sampler", "lockstep"), ("prompts", 3)):
+        with pytest.raises(UserError, match=rf"holds another run: config.rl.rollout.{name} is"):
+            train(tiny(**OPTIONS | {f"rl.rollout.{name}": value, "train.steps": 3}), workdir)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rl.rollout.token_cap": 4}, "rl.rollout.token_cap cuts responses in lockstep"),
+        ({"rl.rollout.ray": "auto"}, "rl.rollout.workers is 0; set their number"),
+        ({"rl.rollout.sampler": "lockstep", "rl.rollout.workers": 2}, "rl.rollout.workers is of the sampler workers"),
+    ],
+)
+def test_what_the_sampler_cannot_run_is_refused_before_anything_is_opened(changes, words):
+    with pytest.raises(UserError, match=words):
+        check_config(tiny(**OPTIONS | changes))
+
+
+@pytest.mark.slow
+def test_worker_processes_run_the_episodes_of_training_and_of_evaluations(tmp_path):
+    assert train(tiny(**OPTIONS | {"rl.rollout.workers": 2, "train.steps": 3}), tmp_path / "run") == 0
+    job = json.loads((tmp_path / "run/workers/job.json").read_text())
+    assert ["dataset", "low_bytes", "tests.rl.tiny:LowBytes"] not in job["options"]["added"]
+    assert ["environment", "echo", "tests.rl.tiny:Echo"] in job["options"]["added"]
+    store = TrajectoryStore(tmp_path / "run/trajectories")
+    assert {trajectory.key[0] for step in store.steps() for trajectory in store.read(step)} == {1, 2, 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_role_answers_in_sub_episodes_and_as_a_user_and_its_tokens_are_not_trained_on(workers, tmp_path):
+    environments.add("consulting", "tests.rl.test_roles:Consulting")
+    changes = {"rl.tasks.low.options": ("letters=2",), "rl.tasks.low.environment": "consulting"}
+    helper = write_role(tmp_path / "helper", 2)
+    assert train(config_with(helper, **OPTIONS | changes | {"rl.rollout.workers": workers}), tmp_path / "run") == 0
+    store = TrajectoryStore(tmp_path / "run/trajectories")
+    trained = [trajectory for step in store.steps() for trajectory in store.read(step)]
+    assert len(trained) == 8 and not any(ROLE in trajectory.metadata for trajectory in trained)
+    spawned = [link for trajectory in trained for link in trajectory.metadata.get(SPAWNED, {}).values()]
+    assert spawned and {link[ROLE] for link in spawned} == {"helper"}
