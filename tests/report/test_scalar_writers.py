@@ -47,6 +47,7 @@ def test_the_scalars_of_a_resumed_run_belong_to_one_run_and_nothing_else_leaves(
             [place] = log.places
             for step in steps:
                 log.write(step, {"loss": step / 2, "eval/avg@8": 0.5, "heads": [[1.0]], "bad": math.nan})
+        sys.modules["wandb"].teardown()  # the end of a process, which waits for its files
         folder = workdir / "wandb" / place.rpartition("/")[2]
         [file] = folder.glob("*.wandb")
         logged.append(list(records(file)))
