@@ -6,7 +6,7 @@ decoder has three layers. It learns from random weights to describe pictures and
 too. A quarter of the rows are problems of characters by a teacher who gives most answers at once, without working them
 out. From that one start each seed learns by rewards twice: from problems of text alone, and from the same problems in
 the same order beside as many questions about pictures, in one run of twice the answers and as many updates.
-Expected: what docs/reproductions.md has, whichever way it fell.
+Expected: text gains 22 points of held-out reward with pictures and without, and pictures 7 (docs/reproductions.md).
 
     python -m k2jax.reproduce joint_rl --workdir=runs/joint_rl
 """
@@ -124,7 +124,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     means_last = lambda key: ("pictures" in key, key.rpartition("/")[0] in ("text", "pictures"), key)  # noqa: E731
     rows = [_row(measured, start, key) for key in sorted(start, key=means_last)]
     header = ("task", "start", *LABELS.values(), "points of pictures on it")
-    minutes = " and ".join(f"{minutes_of(_rewarded(results), [run])} ({label})" for run, label in LABELS.items())
+    minutes = " and ".join(f"{minutes_of(_rewarded(results), [run])} with {label}" for run, label in LABELS.items())
     gain = lambda run, key: points(measured.values(run, key), [start[key]] * len(measured.seeds))  # noqa: E731
     text = (
         f"{verdict(measured)} Rewards on text alone add {gain('text', 'text/greedy')} points of the mean reward of "
@@ -133,7 +133,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"pictures {gain('joint', 'pictures/greedy')} and {gain('joint', 'pictures/sampled')}.\n\n"
         f"{markdown_table(header, rows)}\nMean rewards of {HELD_OUT} held-out problems of text and as many questions "
         f"about pictures, {SAMPLES} samples of each; one start, mean (lowest to highest) over {len(measured.seeds)} "
-        f"seeds of reinforcement learning, which took {minutes} minutes a seed.\n"
+        f"seeds of reinforcement learning, whose minutes are {minutes}.\n"
     )
     return Summary(text, _figure(results, measured, start))
 
