@@ -90,6 +90,15 @@ class Environment:
         """What a task's metadata choose of the environment, as options ``name=value``: a server asks its operator."""
         return []
 
+    @staticmethod
+    def tools_of(task: Task) -> Sequence[Mapping[str, Any]]:
+        """Those of ``tools`` that are known before an episode begins, by which a task's prompt is measured.
+
+        Raises:
+            UserError: the task names tools that cannot be made.
+        """
+        return ()
+
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begins an episode; the observation starts with the task's instruction."""
         raise NotImplementedError

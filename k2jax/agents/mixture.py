@@ -74,6 +74,12 @@ class TaskMixture:
         """Every training task once, class by class."""
         return (DrawnTask(name, task) for name in self._names for task in self._train[name])
 
+    def all_prompts(self, held_out: int) -> Iterator[DrawnTask]:
+        """Every training task once, then so many held-out ones, which are loaded when the training ones are read."""
+        yield from self.training_prompts()
+        if held_out:
+            yield from self.held_out(held_out)
+
     def prompt(self, number: int) -> DrawnTask:
         """Training prompt ``number``, from 0; a class is shuffled anew in each of its epochs."""
         source, index = self._plan[number]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from k2jax.config.schema import SourceConfig
 from k2jax.errors import UserError
-from k2jax.files.content import COMPRESSED
+from k2jax.files.magic import COMPRESSED
 from k2jax.files.readers import has_lines_of_json
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})

@@ -1,6 +1,6 @@
 """Files and messages: what is written survives, and what others have written is read within bounds.
 
 Reading order: ``atomic`` (replacement), ``append_log`` (records), ``frames`` (messages between processes),
-``confined`` (paths), ``whole`` (files of somebody else), ``bounded_json`` (values), ``folder_lock``, ``content`` and
-``readers`` with ``parquet_pages`` (corpora).
+``confined`` (paths), ``whole`` (files of somebody else), ``bounded_json`` (values), ``folder_lock``, ``magic``
+(kinds of files), ``content`` and ``readers`` with ``parquet_pages`` (corpora).
 """

@@ -14,29 +14,16 @@ import importlib
 import io
 import lzma
 from pathlib import Path
-import re
 from typing import IO
 import zlib
 
 from k2jax.errors import UserError
+from k2jax.files.magic import BYTES, kind_of
 
-COMPRESSED = {
-    ".gz": re.compile(rb"\x1f\x8b"),
-    ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-    ".xz": re.compile(rb"\xfd7zXZ\x00"),
-    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
-}
-"""First bytes of compressed files, by the ends of their usual names."""
 LARGEST = 1 << 30
 """Bytes of a text that is compressed: a larger one is not read."""
 _AT_ONCE = 1 << 20
 _MARK = b"\xef\xbb\xbf"
-_OTHER_MARKS = {
-    b"\xff\xfe\x00\x00": "UTF-32",
-    b"\x00\x00\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 
 
 def lines_of_file(path: Path, most: int) -> Iterator[tuple[bytes, int]]:
@@ -96,10 +83,10 @@ def _content(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _kind_of(path: Path) -> str:
-    """How a file is compressed, by its first bytes; empty where it is not."""
+    """How a file is compressed, as the end of its usual name, by its first bytes; empty where it is not."""
     with path.open("rb") as file:
-        begin = file.read(16)
-    return next((kind for kind, magic in COMPRESSED.items() if magic.match(begin)), "")
+        kind = kind_of(file.read(BYTES))
+    return kind.end if kind else ""
 
 
 def _zstandard(path: Path, mode: str) -> IO[bytes]:
@@ -112,7 +99,7 @@ def _zstandard(path: Path, mode: str) -> IO[bytes]:
 
 def _without_mark(begin: bytes) -> bytes:
     """The first bytes of a file without the mark of UTF-8; another encoding's is refused."""
-    for mark, encoding in _OTHER_MARKS.items():
-        if begin.startswith(mark):
-            raise OSError(0, f"it is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t UTF-8")
+    kind = kind_of(begin[:BYTES])
+    if kind and kind.encoding:
+        raise OSError(0, f"it is {kind.encoding}, not UTF-8: convert it with iconv -f {kind.encoding} -t UTF-8")
     return begin.removeprefix(_MARK)

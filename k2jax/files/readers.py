@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 import importlib
 import json
 from pathlib import Path
+import re
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from k2jax.errors import UserError
+from k2jax.files.bounded_json import count_values
 from k2jax.files.content import lines_of_file, text_of_file
 from k2jax.files.parquet_pages import page_sizes
 
@@ -20,6 +22,11 @@ ROWS_PER_READ = 256
 IN_ONE_PIECE = "one JSON value over many lines, not one object a line: convert it with jq -c '.[]' FILE > FILE.jsonl"
 LARGEST_RECORD = 64 << 20
 """Bytes of a line of JSON, and of a cell of a Parquet file. A larger one is a corrupt record."""
+MOST_VALUES = 1_000_000
+"""JSON values of a line, each of which may become 120 bytes of Python's. A line with more is a corrupt record."""
+LARGEST_WIDE = 24 << 20
+"""Bytes of a line with characters beyond U+FFFF, of which one makes all others four times as long in memory."""
+_WIDE = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
 _MOST_COMPRESSED = 100
 """How much larger than in the file a page of Parquet may be beyond ``LARGEST_RECORD``: writers put a thousand cells
 into one, images as well, and those are no smaller in the file. A few kilobytes could become a page of gigabytes."""
@@ -92,6 +99,10 @@ def has_lines_of_json(path: Path) -> bool:
 
 def _from_json(line: bytes) -> tuple[Any, str]:
     """The value of a line, and why it has none."""
+    if len(line) > MOST_VALUES and count_values(line, MOST_VALUES) > MOST_VALUES:
+        return None, f"more than {MOST_VALUES:,} JSON values"
+    if len(line) > LARGEST_WIDE and _WIDE.search(line):
+        return None, f"longer than {LARGEST_WIDE:,} bytes, with characters beyond U+FFFF"
     try:
         return json.loads(line.decode()), ""
     except UnicodeDecodeError as error:

@@ -8,26 +8,25 @@ import stat
 from typing import BinaryIO
 
 from k2jax.errors import UserError
+from k2jax.files.magic import BYTES, kind_of
 
-_MAGIC = {
-    b"version https://git-lfs": "is a pointer of Git LFS and not the file; run `git lfs pull` where it came from",
-    b"\x1f\x8b": "is compressed by gzip; unpack it",
-    b"\x28\xb5\x2f\xfd": "is compressed by zstd; unpack it",
-    b"\xfd7zXZ\x00": "is compressed by xz; unpack it",
-    b"PK\x03\x04": "is a zip archive; unpack it",
-    b"\xff\xfe": "is UTF-16 and not UTF-8; save it as UTF-8",
-    b"\xfe\xff": "is UTF-16 and not UTF-8; save it as UTF-8",
+_WORDS = {
+    "a pointer of Git LFS": "is a pointer of Git LFS and not the file; run `git lfs pull` where it came from",
+    "a web page": "is a web page, perhaps that of a login; fetch the file itself",
+    "zip": "is a zip archive; unpack it",
 }
-_PAGES = (b"<!doctype html", b"<html")
 
 
 def foreign_content(head: bytes) -> str:
-    """What a file holds instead of text, by its first 64 bytes, as the end of a message; empty for a text."""
+    """What a file holds instead of text, by its first ``magic.BYTES``, as the end of a message; empty for a text."""
     if not head:
         return "is empty; fetch it again"
-    if head.lstrip().lower().startswith(_PAGES):
-        return "is a web page, perhaps that of a login; fetch the file itself"
-    return next((words for magic, words in _MAGIC.items() if head.startswith(magic)), "")
+    kind = kind_of(head)
+    if kind is None:
+        return ""
+    if kind.end:
+        return f"is compressed by {kind.name}; unpack it"
+    return _WORDS.get(kind.name) or f"is {kind.encoding} and not UTF-8; save it as UTF-8"
 
 
 def read_whole(path: Path, limit: int) -> bytes:
@@ -45,7 +44,7 @@ def read_whole(path: Path, limit: int) -> bytes:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UserError(f"{path} has more than {limit:,} bytes")
-    if words := foreign_content(data[:64]):
+    if words := foreign_content(data[:BYTES]):
         raise UserError(f"{path} {words}")
     return data
 

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes
+from k2jax.agents.scaffolds.check_place import check_place
 from k2jax.agents.scaffolds.prompt_lengths import PromptLengths
 from k2jax.agents.scorer import Scorer
 from k2jax.config.checks import check_unread
@@ -57,7 +58,9 @@ def open_rl(
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
         tokenizer, chat = open_chat(config, path)
-        mixture, left_out = PromptLengths(config, chat).open_mixture()
+        media = open_images(config.model, config.data.images, tokenizer)
+        mixture, left_out = PromptLengths(config, chat, media).open_mixture()
+        check_place(mixture.all_prompts(config.rl.eval_prompts), config.rl.rollout.sandbox)
         if left_out:
             say(left_out)
         # Of complete groups the verdicts are stored with their trajectories: a log of verdicts is of lockstep.
@@ -81,7 +84,6 @@ def open_rl(
         identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
         with Run(program, path, identity) as run:
             parts.run, policy = run, Policy(program, path, opened)
-            media = open_images(config.model, config.data.images, tokenizer)
             sampler = open_sampler(parts, policy, scorer, media, methods, frozen, make_client)
             if run.extra:
                 sampler.restore(run.extra)

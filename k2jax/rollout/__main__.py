@@ -131,9 +131,11 @@ def _verify(folder: str) -> int:
 def _tasks(config, split: str, count: int) -> list:
     """Tasks with their classes, the same ones at every start."""
     from k2jax.agents.mixture import TaskMixture
+    from k2jax.agents.scaffolds.check_place import check_place
 
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     drawn = mixture.held_out(count, split) if split != "train" else [mixture.prompt(number) for number in range(count)]
+    check_place(drawn, config.rl.rollout.sandbox)
     return [(each.kind, each.task) for each in drawn]
 
 

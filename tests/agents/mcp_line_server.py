@@ -5,7 +5,12 @@ import os
 import sys
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-TOOLS = [{"name": name, "description": f"It {name}s.", "inputSchema": SCHEMA} for name in ("shout", "fail", "exit")]
+NAMES = ("shout", "fail", "wait", "exit")
+TOOLS = [{"name": name, "description": f"It {name}s.", "inputSchema": SCHEMA} for name in NAMES]
+
+
+WAIT = object()
+"""In the place of a result that does not come."""
 
 
 def answer(method, params):
@@ -20,6 +25,8 @@ def answer(method, params):
         name, text = params["name"], params["arguments"]["text"]
         if name == "exit":
             sys.exit(3)
+        if name == "wait":
+            return WAIT
         shown = f"{text.upper()} {os.getcwd()}" if name == "shout" else "it failed"
         return {"content": [{"type": "text", "text": shown}], "isError": name == "fail"}
     return None
@@ -29,5 +36,7 @@ for line in sys.stdin:
     request = json.loads(line)
     if "id" in request:
         result = answer(request["method"], request.get("params") or {})
+        if result is WAIT:
+            continue
         reply = {"error": {"code": -32601, "message": "no such method"}} if result is None else {"result": result}
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **reply}), flush=True)

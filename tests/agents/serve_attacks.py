@@ -27,8 +27,8 @@ TASK = {
 }
 HEAD = (
     "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer {KEY}\r\n\r\n"
-).encode()
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer {key}\r\n\r\n"
+)
 LARGE = 8 * MEBI - 4096
 
 
@@ -61,9 +61,14 @@ def unread():
     return reset_with(instruction=[{"role": "user", "content": "a" * (LARGE - 4096)}])
 
 
-def client(port, payload, sent, stop):
+PAYLOADS = {"lists": lists, "inner_lists": inner_lists, "wide": wide, "stalled": held, "held": held, "unread": unread}
+"""Messages by name; of a stalled client all but the end of the message is sent."""
+
+
+def client(port, payload, sent, stop, key=KEY):
+    """Sends so many bytes of a message, and takes no answer until it is told to stop."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(HEAD)
+        connection.sendall(HEAD.format(key=key).encode())
         connection.recv(1)
         frame = b"\x81\xff" + len(payload).to_bytes(8, "big") + b"\0" * 4
         try:
@@ -75,8 +80,7 @@ def client(port, payload, sent, stop):
 
 
 async def attack(name):
-    # A stalled client sends all but the end of its message.
-    payload = held() if name == "stalled" else globals()[name]()
+    payload = PAYLOADS[name]()
     sent = len(payload) - (100 if name == "stalled" else 0)
     server = EnvironmentServer(EnvironmentMaker(), KEY)
     async with serving(server) as url:

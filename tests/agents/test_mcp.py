@@ -5,6 +5,7 @@ import contextlib
 from pathlib import Path
 import shlex
 import socket
+import time
 
 from mcp.server.mcpserver import MCPServer
 import pytest
@@ -66,22 +67,49 @@ def test_a_server_in_a_sandbox_speaks_over_its_input_and_output_and_ends_with_th
     assert not survivors("bubblewrap")
 
 
-def test_a_server_that_ends_or_is_not_there_is_a_failure_of_the_infrastructure():
+def test_a_server_that_has_answered_and_ends_or_is_gone_is_a_failure_of_the_infrastructure():
     with pytest.raises(EnvironmentFailedError, match="MCP server"):
         results((LINES,), ("exit", {"text": ""}))
-    with pytest.raises(EnvironmentFailedError, match="cannot be used"):
+
+    async def run():
+        async with http_server() as url:
+            tools = (f"mcp url={url} timeout=5", "calculator")
+            await shown(tools, ("calc", {"operation": "1+1"}))
+        await shown(tools, ("calc", {"operation": "1+1"}))
+
+    with pytest.raises(EnvironmentFailedError, match="/mcp' cannot be used"):
+        asyncio.run(run())
+
+
+def command(code):
+    return shlex.quote(shlex.join(["python", "-I", "-S", "-c", code]))
+
+
+def test_a_server_that_never_answers_ends_a_run_by_its_name_and_does_not_mask_its_episodes():
+    with pytest.raises(UserError, match=r"MCP server .* cannot be used: .*; start it, or correct its command"):
         results(("mcp command='python -c pass' timeout=5",))
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"MCP server .*sleep.* cannot be used: it has given no answer within 1 s"):
+        results((f"mcp command={command('import time; time.sleep(600)')} timeout=1",))
+    assert time.monotonic() - began < 10 and not survivors("bubblewrap")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(EnvironmentFailedError, match=f"{port}/mcp' cannot be used"):
+        with pytest.raises(UserError, match=f"{port}/mcp' cannot be used: .*; start it, or correct its url"):
+            results((f"mcp url=http://127.0.0.1:{port}/mcp timeout=1",))
+    with pytest.raises(UserError, match=f"{port}/mcp' cannot be used"):
         results((f"mcp url=http://127.0.0.1:{port}/mcp timeout=5",))
+
+
+def test_a_call_that_is_not_answered_is_an_error_of_the_tool_within_its_time_and_the_episode_goes_on():
+    texts = results((f"{LINES} timeout=4",), ("wait", {"text": ""}), ("shout", {"text": "hey"}))
+    assert texts[0].startswith("Error: the MCP server ") and "no answer to wait within 4 s" in texts[0]
+    assert texts[1] == "HEY /work"
 
 
 def test_a_server_that_dies_has_its_last_words_in_the_error():
     code = "import sys; sys.exit('no licence: see the file LICENCE')"
-    command = shlex.quote(shlex.join(["python", "-I", "-S", "-c", code]))
-    with pytest.raises(EnvironmentFailedError, match=r"cannot be used: .*; it said 'no licence: see the file LICENCE'"):
-        results((f"mcp command={command} timeout=20",))
+    with pytest.raises(UserError, match=r"cannot be used: .*; it said 'no licence: see the file LICENCE'"):
+        results((f"mcp command={command(code)} timeout=20",))
 
 
 @pytest.mark.parametrize("text", ["mcp", "mcp url=http://x command=y"])

@@ -4,11 +4,13 @@ import asyncio
 import dataclasses
 import json
 import shutil
+import time
 
 import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import EnvironmentMaker, Services
+from k2jax.agents.environments import repository
 from k2jax.agents.environments.repository import RepositoryEnvironment
 from k2jax.agents.scaffolds.scripted import called
 from k2jax.agents.task import Task
@@ -19,8 +21,8 @@ from tests.agents.sandbox.backends import backend
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
-@pytest.fixture
-def repository(tmp_path):
+@pytest.fixture(name="repository")
+def _repository(tmp_path):
     """A harmless repository in a folder of data, and its commits."""
     return tmp_path / "data/repository", make_repository(tmp_path / "data/repository")
 
@@ -83,3 +85,22 @@ def test_the_history_of_a_shallow_clone_can_be_read_by_an_agent(repository):
             await environment.close()
 
     assert asyncio.run(run()) == "commit 1"
+
+
+async def test_the_event_loop_goes_on_while_pytest_is_packed_which_happens_once(monkeypatch):
+    files, calls = repository.metadata.files, []
+
+    def slow(name):
+        calls.append(name)
+        time.sleep(0.1)
+        return files(name)
+
+    repository._packed_pytest.cache_clear()
+    monkeypatch.setattr(repository.metadata, "files", slow)
+    packing = asyncio.gather(*(asyncio.to_thread(repository.packed_pytest) for _ in range(2)))
+    turns = 0
+    while not packing.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    first, second = await packing
+    assert turns > 10 and first is second and len(calls) == len(repository._PYTEST)

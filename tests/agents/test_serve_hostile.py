@@ -89,17 +89,18 @@ async def ask(socket, text):
     return json.loads((await socket.receive(timeout=20)).data)
 
 
-STRANGERS = (
-    *(({"Authorization": value}, 401) for value in ("Bearer ", f"Bearer {KEY}x", KEY, f"Basic {KEY}")),
-    ({}, 401),
-    ({"Cookie": f"key={KEY}"}, 401),
-    ({"Origin": "https://example.org", **BEARER}, 403),
-)
+def strangers(key):
+    """Headers of clients without a server's key, and the status of their answer."""
+    wrong = ("Bearer ", f"Bearer {key}x", key, f"Basic {key}")
+    others = ((None, 401), ("Cookie", 401), ("Origin", 403))
+    headers = {None: {}, "Cookie": {"Cookie": f"key={key}"}}
+    headers["Origin"] = {"Origin": "https://example.org", "Authorization": f"Bearer {key}"}
+    return [*(({"Authorization": value}, 401) for value in wrong), *((headers[name], code) for name, code in others)]
 
 
 async def test_without_the_key_nobody_has_a_session_not_even_on_this_machine_and_no_web_page_has_one():
     async with served() as (url, server), aiohttp.ClientSession() as session:
-        for (headers, status), query in itertools.product(STRANGERS, ("", f"?key={KEY}")):
+        for (headers, status), query in itertools.product(strangers(KEY), ("", f"?key={KEY}")):
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await session.ws_connect(url + "/" + query, headers=headers)
             assert refused.value.status == status and server.sessions == 0, headers

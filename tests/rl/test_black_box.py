@@ -13,6 +13,7 @@ from k2jax.trajectory import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.agents.gateway.repository import small_agent, write_agent
 from tests.emulated import ROOT
+from tests.refusal import refused
 from tests.rl.tiny import tiny_config
 
 
@@ -35,19 +36,31 @@ def test_the_experiments_agent_is_well_formed_and_its_prompt_is_short():
     assert len(templates) < 200 * 4  # characters of 200 tokens
 
 
-@pytest.mark.slow
-def test_an_iteration_trains_on_episodes_of_an_agent_and_held_out_tasks_are_evaluated_with_it(tmp_path):
-    agent = write_agent(tmp_path / "agent.json", small_agent())
+def with_agent(folder, sandbox="bubblewrap"):
+    """The config of a run with an agent of a few lines."""
+    agent = write_agent(folder / "agent.json", small_agent())
     config = tiny_config()
     of = experiment().get_config().rl.tasks.files
     of.update({"options": ("kinds=write", "count=20"), "max_tokens": 12, "steps": 3})
     of.scaffold = f"black_box agent={agent}"
     config.rl.tasks = {"files": of}
-    config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200})
+    config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200, "sandbox": sandbox})
     config.data.update({"chat_format": "compact", "sequence_length": 200})
     config.rl.update({"updates": 1, "eval_prompts": 1, "eval_samples": 1})
     config.train.update({"steps": 1, "batch_size": 2})
-    assert train(resolve(config), tmp_path / "run") == 0
+    return resolve(config)
+
+
+@pytest.mark.parametrize("sandbox", ["e2b", "kubernetes"])
+def test_where_an_agent_s_budget_of_time_cannot_be_kept_it_is_refused_by_name_before_a_run_begins(tmp_path, sandbox):
+    words = f"class 'files' has the scaffold 'black_box .*in {sandbox} its processor time .*config.rl.rollout.sandbox"
+    with refused(words):
+        train(with_agent(tmp_path, sandbox), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_an_iteration_trains_on_episodes_of_an_agent_and_held_out_tasks_are_evaluated_with_it(tmp_path):
+    assert train(with_agent(tmp_path), tmp_path / "run") == 0
     trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
     assert len(trajectories) == 4
     for trajectory in trajectories:

@@ -50,6 +50,26 @@ def test_a_response_larger_than_a_row_is_left_out_and_counted_where_the_loss_nee
     assert masks == 4 + (0 if left_out else 74)
 
 
+def many_turns(rng, turns=33):
+    """One path of 2 tokens a turn: more turns than a quarter of a row, and fewer tokens than the row."""
+    trajectory, node = single_turn(rng), -1
+    trajectory.nodes.clear()
+    for turn in range(turns):
+        node = trajectory.add(Node.observed(node, rng.integers(0, 50, 1)))
+        node = trajectory.add(sampled(rng, node, 1, turn))
+    return trajectory
+
+
+@pytest.mark.parametrize("loss", ["k2", "k2.5"])
+def test_a_path_of_more_turns_than_a_row_has_entries_is_left_out_and_counted(loss):
+    notes, rng = [], np.random.default_rng(0)
+    training = trainer(notes, **{"rl.loss.name": loss, "data.sequence_length": 128})
+    packed = training.pack([group(many_turns(rng, 33), many_turns(rng, 32))])
+    assert training.record()["responses_too_large"] == 1 == len(notes)
+    assert "1 paths of up to 66 tokens and 33 turns; raise config.data.sequence_length (4 tokens for" in notes[0]
+    assert sum(row.targets.mask.sum() for row in packed[0].rows) == 32
+
+
 def test_a_run_ends_where_no_response_fits_and_goes_on_where_one_does():
     notes, rng = [], np.random.default_rng(0)
     training = trainer(notes, **{"rl.loss.name": "k2"})

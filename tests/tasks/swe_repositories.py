@@ -21,15 +21,17 @@ def scored(task, patches):
     """Rewards of patches, each scored in a sandbox of its own."""
 
     async def run():
-        results = []
-        for patch in patches:
-            verifier, episode = SWEVerifier(), trajectory("done")
-            episode.metadata["outcome"] = {"patch": patch, "too_large": False}
-            async with await backend("bubblewrap").open(verifier.spec) as sandbox:
-                results.append(await verifier.score(task, episode, sandbox))
-        return results
+        return [await score_patch(task, patch, backend("bubblewrap")) for patch in patches]
 
     return asyncio.run(run())
+
+
+async def score_patch(task, patch, sandboxes):
+    """The reward of a patch, in a sandbox of a backend."""
+    verifier, episode = SWEVerifier(), trajectory("done")
+    episode.metadata["outcome"] = {"patch": patch, "too_large": False}
+    async with await sandboxes.open(verifier.spec) as sandbox:
+        return await verifier.score(task, episode, sandbox)
 
 
 def make_task(folder, base, gold, tests, failing, passing=(), other=None, **fields):

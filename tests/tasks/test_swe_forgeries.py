@@ -112,7 +112,12 @@ DEFAULT = ("what is equal to all", "what an earlier run has seen")
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     """A task of one test that must begin to pass, and one that must not stop."""
-    path = write_example(tmp_path_factory.mktemp("swe") / "example")
+    return small_task(tmp_path_factory.mktemp("swe") / "example")
+
+
+def small_task(folder):
+    """A task of the example, of two tests, in a new folder."""
+    path = write_example(folder)
     [task] = [task for task in load_tasks("swe", (f"path={path}",)) if task.id == "words-empty"]
     task.metadata["pass_to_pass"][:] = ["tests/test_longest.py::test_first"]
     return task

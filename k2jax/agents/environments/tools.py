@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
@@ -53,6 +54,11 @@ class ToolEnvironment(Environment):
     def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
         """The declarations of all tools of the task."""
         return self._toolbox.tools
+
+    @staticmethod
+    def tools_of(task: Task) -> Sequence[Mapping[str, Any]]:
+        """See ``Environment.tools_of``; those of a server of MCP are known when it has begun."""
+        return [tool for text in task.tools for tool in _unopened(text).tools_of(task)]
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """The instruction, with new toolsets and a new sandbox where one of them needs it.
@@ -172,6 +178,12 @@ def _message(call: Mapping[str, Any], result: CallResult) -> Message:
     name = (call.get("function") or {}).get("name") or "tool"
     message = {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": result.content}
     return message | ({"is_error": True} if result.is_error else {})
+
+
+@functools.lru_cache(maxsize=64)
+def _unopened(text: str) -> Toolset:
+    """A toolset that no episode uses."""
+    return toolsets.make(text)
 
 
 def joined_spec(spec: SandboxSpec, more: SandboxSpec) -> SandboxSpec:

@@ -13,8 +13,7 @@ _PROC = Path("/proc")
 class AgentProcesses:
     """The processes below the one whose command line holds a mark.
 
-    In a sandbox on another machine there are none here. A process that ends without being waited for takes its time
-    with it.
+    A process that ends without being waited for takes its time with it.
 
     Args:
         mark: a text that no other command line has, such as the path of the agent's own socket.

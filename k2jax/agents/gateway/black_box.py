@@ -69,8 +69,7 @@ def black_box(
         agent: a name of ``AGENTS``, or the path of a JSON file; see ``read_agent``.
         folder: where it is installed; by default what the variable K2JAX_AGENTS says.
         version: that is installed, if not the one for which the agent is described.
-        seconds: that it may work without waiting for the model [s]. Processor time that it uses while it waits counts,
-            where its processes run on this machine.
+        seconds: that it may work without waiting for the model [s]. Processor time that it uses while it waits counts.
         context: longest prompt with its answer [tokens]; the engine's own limit holds beside it.
         wall: that the episode may last, waiting included [s].
         answer: that the model has for one answer [s].
@@ -109,7 +108,13 @@ class BlackBoxScaffold:
     The episode is ``truncated`` where the agent's own time, the wall time, the task's budget or the model's context was
     used up, and where the agent asked for side calls alone. An agent that makes no request has failed as a machine
     does. An episode that fails begins anew.
+
+    Attributes:
+        needs_this_machine: sandboxes on others have no way to the gateway's socket, and what an agent computes there
+            while it waits would be in no budget.
     """
+
+    needs_this_machine = True
 
     def __init__(self, agent: BlackBoxAgent, folder: str, limits: AgentLimits):
         """Runs ``agent``, installed in ``folder`` if it needs one; see ``black_box``."""

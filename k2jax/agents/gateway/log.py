@@ -10,13 +10,14 @@ process reads at its start.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import fcntl
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 from k2jax.errors import UserError
 from k2jax.files.append_log import AppendLog, ChecksummedLines, read_log
+from k2jax.files.folder_lock import locked_folder
 
 _SUFFIX = ".jsonl"
 _CODEC = ChecksummedLines()
@@ -54,11 +55,10 @@ class RolloutLogs:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._logs: dict[str, AppendLog[bytes]] = {}
-        self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock = contextlib.ExitStack()
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.enter_context(locked_folder(self.folder))
         except BlockingIOError:
-            os.close(self._lock)
             raise UserError(f"another gateway writes to {self.folder}; stop it first") from None
 
     def rollouts(self) -> list[str]:
@@ -105,7 +105,7 @@ class RolloutLogs:
 
     def close(self) -> None:
         """Lets another process write."""
-        os.close(self._lock)
+        self._lock.close()
 
     def _path(self, rollout: str) -> Path:
         return self.folder / f"{rollout}{_SUFFIX}"

@@ -13,6 +13,9 @@ from k2jax.errors import UserError, nearest
 BACKENDS: tuple[str, ...] = get_args(SandboxKind)
 """All names; each is that of a module beside this one, which has the class ``NameBackend``."""
 
+REMOTE: tuple[str, ...] = ("e2b", "kubernetes")
+"""Those whose sandboxes are on other machines."""
+
 
 def backend_class(name: str) -> Callable[..., SandboxBackend]:
     """The class of a backend, whose module is imported now.

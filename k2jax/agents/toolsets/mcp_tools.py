@@ -13,7 +13,7 @@ from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox import ExecResult
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.toolsets.types import ToolError, ToolResult, Toolset, Workplace, declared
-from k2jax.errors import UserError, abbreviate
+from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.text.media_reading import IMAGE_PART
 
 _INSTALL = "the toolset 'mcp' needs the package mcp: pip install 'k2jax[mcp]'"
@@ -23,13 +23,16 @@ _LARGEST_TOOLS = 1 << 20
 """Bytes of all declarations of a server's tools."""
 _LAST_WORDS = 300
 """Bytes of a server's error output that a message repeats."""
+_ANSWERED: set[str] = set()
+"""Names of the servers that have begun a session in this process."""
 
 
 class MCPTools(Toolset):
     """The tools that a server offers when the episode begins; the session lasts as long as the episode.
 
-    A result that the server marks as an error, and a call that it refuses as wrong, are messages to the model. A server
-    that is not there, ends or does not answer is a failure of the infrastructure.
+    A result that the server marks as an error, a call that it refuses as wrong and one that it does not answer in time
+    are messages to the model. A server that has never answered in this process is a mistake of whoever named it; one
+    that has, and is gone or ends, is a failure of the infrastructure.
 
     Args:
         url: of its endpoint over HTTP, such as ``http://127.0.0.1:8000/mcp``.
@@ -72,8 +75,8 @@ class MCPTools(Toolset):
         """Connects, and asks for the tools.
 
         Raises:
-            EnvironmentFailedError: the server cannot be reached or started.
-            UserError: programs cannot stay in sandboxes of this kind.
+            EnvironmentFailedError: the server cannot be reached or started, and once could.
+            UserError: it never could, or programs cannot stay in sandboxes of this kind.
         """
         if self._command and not workplace.sandbox.capabilities.residents:
             raise UserError(
@@ -85,23 +88,30 @@ class MCPTools(Toolset):
         try:
             await asyncio.wait_for(asyncio.shield(ready), self._timeout)
         except TimeoutError:
-            raise EnvironmentFailedError(f"{self._name} has not started within {self._timeout:g} s") from None
+            self._session.cancel()
+            await asyncio.wait([self._session], timeout=1)  # it may have last words
+            raise self._unusable(f"it has given no answer within {self._timeout:g} s") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """The text of a result, or its parts where one is an image; parts of other kinds are named in brackets.
 
         Raises:
-            ToolError: the server says that the call is wrong.
+            ToolError: the server says that the call is wrong, or says nothing in its time.
             EnvironmentFailedError: the server has failed.
         """
         from mcp.shared.exceptions import MCPError
-        from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+        from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, REQUEST_TIMEOUT
 
         if self._session is None or self._session.done():
             raise EnvironmentFailedError(f"{self._name} has ended{self._last_words()}")
         try:
-            result = await self._client.call_tool(name, dict(arguments), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                result = await self._client.call_tool(name, dict(arguments), self._timeout)
+        except TimeoutError:
+            raise self._no_answer(name) from None
         except MCPError as error:
+            if error.code == REQUEST_TIMEOUT:
+                raise self._no_answer(name) from None
             if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):
                 raise ToolError(error.message) from None
             await asyncio.wait([self._session], timeout=1)  # one that died has last words
@@ -138,15 +148,24 @@ class MCPTools(Toolset):
             server = sandbox_transport(workplace.sandbox, argv, self._ended.append) if argv else self._url
             async with Client(server, read_timeout_seconds=self._timeout) as client:
                 self._client, self.tools = client, await _declarations(client)
+                _ANSWERED.add(self._name)
                 if not ready.done():
                     ready.set_result(None)
                 await self._leave.wait()
         except Exception as error:
             if ready.done():
                 raise
-            ready.set_exception(
-                EnvironmentFailedError(f"{self._name} cannot be used: {_reason(error)}{self._last_words()}")
-            )
+            ready.set_exception(self._unusable(_reason(error), isinstance(_first(error), InfrastructureError)))
+
+    def _no_answer(self, tool: str) -> ToolError:
+        return ToolError(f"{self._name} has given no answer to {tool} within {self._timeout:g} s")
+
+    def _unusable(self, reason: str, is_machines_fault: bool = False) -> Exception:
+        """The error of a session that does not begin: of whoever named the server, unless it has once begun one."""
+        words = f"{self._name} cannot be used: {reason}{self._last_words()}"
+        if is_machines_fault or self._name in _ANSWERED:
+            return EnvironmentFailedError(words)
+        return UserError(f"{words}; start it, or correct its {'url' if self._url else 'command'}")
 
     def _last_words(self) -> str:
         """What a server in the sandbox said of its end; empty where it said nothing, or still runs."""
@@ -187,8 +206,14 @@ def _text(part: Any) -> str:
     return part.text if part.type == "text" else f"[{part.type}]"
 
 
-def _reason(error: BaseException) -> str:
-    """The first of the errors that a group of tasks has collected, on one line."""
+def _first(error: BaseException) -> BaseException:
+    """The first of the errors that a group of tasks has collected."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """The first of an error's parts on one line."""
+    error = _first(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -63,6 +63,10 @@ class Toolset:
         """What a task's metadata choose of the toolset, as options ``name=value``: a server asks its operator."""
         return []
 
+    def tools_of(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """Of a task's tools those that are known before an episode begins, see ``Environment.tools_of``."""
+        return self.tools
+
     async def open(self, workplace: Workplace) -> None:
         """Begins an episode.
 

@@ -6,7 +6,7 @@ current one, and one rename makes it the current one: a reader finds a whole ver
 whatever moment. Locks of the system, which end with the process that holds them, tell which versions are being read.
 
 ```
-FOLDER/writer.lock                 held by the trainer
+FOLDER, FOLDER/.lock              held by the trainer
 FOLDER/current.json                {"folder": "7-x2k1", "version": 7}
 FOLDER/7-x2k1/lock                 held by every reader of this version
 FOLDER/7-x2k1/manifest.json        name, shape, dtype, file and CRC-32 of every array or shard
@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+import contextlib
 import fcntl
 import json
 from pathlib import Path
@@ -39,6 +40,7 @@ import jax
 import numpy as np
 
 from k2jax.errors import UserError
+from k2jax.files.folder_lock import locked_folder
 from k2jax.inference.weights import Leaves, Name
 from k2jax.rl.sync.stored_weights import current_of, locked, start_of
 
@@ -74,12 +76,14 @@ class CheckpointEngine:
         self.folder, self._keeps_before = folder, keeps_before
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(folder / "writer.lock", "a")  # noqa: SIM115 - held until close
+            self._lock = contextlib.ExitStack()
+            self._lock.enter_context(locked_folder(folder))
+        except BlockingIOError:
+            raise UserError(
+                f"another process publishes weights to {folder}; end it, or give this run another workdir"
+            ) from None
         except OSError as error:
             raise _not_written(folder, error) from error
-        if not locked(self._lock, fcntl.LOCK_EX):
-            self._lock.close()
-            raise UserError(f"another process publishes weights to {folder}; end it, or give this run another workdir")
 
     def publish(self, leaves: Leaves, version: int) -> PublishStats:
         """Makes weights the store's current version.

@@ -15,6 +15,7 @@ import json
 from typing import Any
 
 from k2jax.agents.registry import apis
+from k2jax.agents.task import Task
 from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace
 from k2jax.errors import UserError, abbreviate
 
@@ -33,6 +34,11 @@ class SimulatedAPIs(Toolset):
         self.objects: dict[str, Any] = {}
         self.tools: list[Mapping[str, Any]] = []
         self._methods: dict[str, Any] = {}
+
+    def tools_of(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """See ``Toolset.tools_of``; none of a task that names no APIs, which ``open`` refuses."""
+        named = task.metadata.get(APIS)
+        return list(named.get("tools") or ()) if isinstance(named, Mapping) else ()
 
     async def open(self, workplace: Workplace) -> None:
         """Makes the objects in their first state.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any
 
 from k2jax.agents.sandbox import Sandbox
@@ -33,6 +34,11 @@ class DeskTools(Toolset):
         folder = desk.get("folder") if isinstance(desk := task.metadata.get(DESK), dict) else None
         return [f"folder={folder}"] if folder else []
 
+    def tools_of(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """See ``Toolset.tools_of``; none of a task that names no desk, which ``open`` refuses."""
+        desk = task.metadata.get(DESK)
+        return _tools_of_desk(desk.get("domain"), desk.get("folder", "")) if isinstance(desk, dict) else ()
+
     async def open(self, workplace: Workplace) -> None:
         """Makes the desk in the task's first state.
 
@@ -53,6 +59,11 @@ class DeskTools(Toolset):
         """
         assert self.desk is not None
         return call_desk(self.desk, name, arguments)
+
+
+@functools.lru_cache(maxsize=16)
+def _tools_of_desk(domain: str, folder: str) -> Sequence[Mapping[str, Any]]:
+    return open_desk(domain, folder, {}).tools
 
 
 class DeskVerifier(Verifier):

@@ -1,9 +1,8 @@
 """``python -m tests.agents.gateway.attacked FOLDER``: a gateway as the command serves it, which says how it bears it.
 
 The first line is a JSON object: the port, the rollouts' paths and keys, and the path of a Unix socket that serves the
-first of them as it does an agent in a sandbox. Every line that is read is answered with the longest pause of the event
-loop since the last one [processor seconds of this process] and the memory that the process has had at most since then,
-beyond what it had [bytes].
+first of them as it does an agent in a sandbox. Every line that is read is answered with what the process has cost since
+the last one, see ``tests.hostile.probe``.
 """
 
 import asyncio
@@ -11,51 +10,21 @@ import json
 from pathlib import Path
 import sys
 import threading
-import time
 
 from k2jax import runtime
 from k2jax.agents.gateway.socket import rollout_socket
 from k2jax.agents.web.arrivals import BODY_WITH_IMAGES
 from k2jax.agents.web.server import open_socket, run_server
 from tests.agents.gateway.scripted import Bench, spec
+from tests.hostile.probe import Probe
 
 ROLLOUTS = 4
-
-
-class Probe:
-    """The longest pause of an event loop, and the growth of this process's memory.
-
-    A pause is measured by what this process computes meanwhile, so that what else the machine does is no pause.
-    """
-
-    def __init__(self):
-        self.begin()
-
-    def begin(self):
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark becomes what there is now
-        self._before = self._memory()
-        self.pause = 0.0
-
-    def told(self):
-        told = {"pause": self.pause, "growth": self._memory() - self._before}
-        self.begin()
-        return told
-
-    async def run(self):
-        while True:
-            begun = time.process_time()
-            await asyncio.sleep(0.01)
-            self.pause = max(self.pause, time.process_time() - begun)
-
-    def _memory(self):
-        status = Path("/proc/self/status").read_text()
-        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def answer_lines(probe):
     """Answers on the standard output, from a thread of its own."""
     for _ in sys.stdin:
-        print(json.dumps(probe.told()), flush=True)
+        print(json.dumps(probe.measured()), flush=True)
 
 
 def main(folder):

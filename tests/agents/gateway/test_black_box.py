@@ -103,7 +103,7 @@ def test_an_issue_of_a_repository_is_solved_through_an_agent(tmp_path):
     tasks = load_tasks("swe", (f"path={write_example(tmp_path / 'swe')}",))
     of = next(each for each in tasks if each.id == "words-spaces")
     mend = "$sed -i 's/split(.*))/split())/' words/count.py; pwd; git log --oneline | wc -l"
-    place = RepositoryEnvironment(Services(lambda: backend("bubblewrap")))
+    place = RepositoryEnvironment(Services(lambda: backend("bubblewrap"), None))
     trajectory = run_small(tmp_path, mend, "Done.", of=of, place=place)
     patch = trajectory.metadata[OUTCOME]["patch"]
     assert "+    return len(text.split())" in patch and patch.count("diff --git") == 1
