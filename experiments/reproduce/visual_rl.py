@@ -12,19 +12,19 @@ Expected: 15 points of the mean reward of sampled answers and 7 of greedy ones (
     python -m k2jax.reproduce visual_rl --workdir=runs/visual_rl
 """
 
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.config import resolve, source, task
+from k2jax.config import source, task
 from k2jax.config.experiments import load_experiment
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Study, Summary, curve
 from k2jax.reproduce.micro import BY_REWARDS, write_data
 from k2jax.reproduce.results import points, spread
+from k2jax.reproduce.visual import held_out_rewards
 from k2jax.tasks.characters.teacher import demonstrations
 
 SEEDS = (0, 1, 2)
@@ -97,24 +97,7 @@ def runs():
 
 def evaluate(config, workdir):
     """Mean rewards of held-out pictures by kind, and of problems of text, greedily and sampled."""
-    from k2jax.rl.evaluation import evaluate_checkpoint
-
-    record = {}
-    for each in map(resolve, held_out_configs()):
-        _, groups = evaluate_checkpoint(each, str(workdir))
-        record |= rewards_of(groups)
-    return record
-
-
-def rewards_of(groups) -> dict[str, float]:
-    """Mean rewards ``KIND/greedy`` and ``KIND/sampled``, the latter of all samples; of pictures also over the kinds."""
-    rewards = defaultdict(list)
-    for group in groups:
-        kind = group.prompt.task.domain
-        for number, trajectory in enumerate(group.trajectories):
-            if trajectory.reward is not None:
-                rewards[f"{kind}/{'sampled' if number else 'greedy'}"].append(trajectory.reward.value)
-    return {key: float(np.mean(values)) for key, values in sorted(rewards.items())}
+    return held_out_rewards(held_out_configs(), workdir)
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:

@@ -13,6 +13,7 @@ from typing import Any
 
 from k2jax import checkpoint
 from k2jax.config.schema import IMAGE_SOURCES, VisionConfig
+from k2jax.convert import hub
 from k2jax.convert.loading import is_run
 from k2jax.data.images.limits import MERGE, PUBLISHED, ProcessorLimits, ResizeLimits, run_limits
 from k2jax.errors import UserError, abbreviate
@@ -70,7 +71,7 @@ def copy_limits(path: str | Path, to: Path, vision: VisionConfig) -> None:
 
 
 def _folder(path: str | Path) -> Path:
-    return checkpoint.run_folder(path) if is_run(path) else Path(path)
+    return checkpoint.run_folder(path) if is_run(path) else Path(hub.local(path))
 
 
 def _files(folder: Path) -> list[Path]:

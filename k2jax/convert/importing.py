@@ -32,7 +32,8 @@ def import_folder(folder: str | Path, workdir: str | Path) -> None:
     bfloat16.
 
     Args:
-        folder: a folder with ``config.json``, safetensors and possibly a tokenizer, or a packaged model's name.
+        folder: a folder with ``config.json``, safetensors and possibly a tokenizer, or the name of a packaged model or
+            of one of the hub.
         workdir: a new folder.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Loads parameters from any checkpoint argument: a workdir, a step of it, a Hugging Face folder or a packaged model."""
+"""Loads parameters from any checkpoint argument: a workdir, a step of it, a Hugging Face folder or a model's name."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import numpy as np
 from k2jax import checkpoint
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
+from k2jax.convert import hub
 from k2jax.convert.mapping import Block, blocks, to_region
 from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
 from k2jax.convert.source import Source, open_folder
@@ -121,7 +122,8 @@ def from_pretrained(
         >>> logits = model.apply({"params": params}, tokens).logits
 
     Args:
-        path: a workdir, ``WORKDIR/checkpoints/STEP``, a Hugging Face folder, or a packaged model's name (``smollm2``).
+        path: a workdir, ``WORKDIR/checkpoints/STEP``, a Hugging Face folder, ``hub:ORG/NAME`` for a model of the hub,
+            or a packaged model's name (``smollm2``).
         dtype: dtype of parameters and computation; None keeps what is stored. Routers compute in float32.
         mesh: where to put the parameters, by the rules of ``k2jax.sharding``; each process reads only what its devices
             hold. None is the default device. Every device holds the whole tower.
@@ -161,6 +163,7 @@ def open_pretrained(path: str | Path) -> Opened:
     Raises:
         UserError: it cannot be read, or its architecture is unknown.
     """
+    path = hub.local(path)
     if is_run(path):
         step = checkpoint.checkpoint_step(path)
         # This machine decides which kernels run, not the machine that trained.
@@ -173,11 +176,12 @@ def open_pretrained(path: str | Path) -> Opened:
 
 
 def open_source(path: str | Path) -> Source:
-    """Opens a Hugging Face folder, or a packaged model by its name.
+    """Opens a Hugging Face folder, a model of its hub, or a packaged model by its name.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is none of these.
     """
+    path = hub.local(path)
     if str(path) in PACKAGED and not Path(path).exists():
         return open_packaged(str(path))
     _check_exists(path)
@@ -203,6 +207,7 @@ def tokenizer_of(path: str | Path) -> Tokenizer:
     Raises:
         UserError: it cannot be read, or is not the one that the checkpoint was trained with.
     """
+    path = hub.local(path)
     if str(path) in PACKAGED and not Path(path).exists():
         return packaged_tokenizer(str(path))
     if not is_run(path) and not Path(path).is_file():
@@ -217,12 +222,15 @@ def tokenizer_of(path: str | Path) -> Tokenizer:
 
 def tokenizer_folder(path: str | Path) -> Path:
     """Returns the folder that holds the tokenizer of a workdir or of a Hugging Face folder."""
-    return checkpoint.run_folder(path) / "tokenizer" if is_run(path) else Path(path)
+    return checkpoint.run_folder(path) / "tokenizer" if is_run(path) else Path(hub.local(path))
 
 
 def _check_exists(path: str | Path) -> None:
     if not Path(path).is_dir():
-        raise UserError(f"no checkpoint {path}: give a workdir, a Hugging Face folder, or one of {', '.join(PACKAGED)}")
+        raise UserError(
+            f"no checkpoint {path}: give a workdir, a Hugging Face folder, hub:ORG/NAME for a model of its hub, or "
+            f"one of {', '.join(PACKAGED)}"
+        )
 
 
 def _place(read: Read, name: str, spec: ParamSpec, sharding: Sharding, dtype: Any) -> jax.Array:

@@ -23,7 +23,7 @@ KEY_FILE = "operator.key"
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
-    flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    flags.DEFINE_string("checkpoint", None, "Workdir, step of one, Hugging Face folder, hub:ORG/NAME or smollm2.", **to)
     flags.DEFINE_string("workdir", None, "Folder of the logs, the trajectories and the operator's key.", **to)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)
     flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.", **to)

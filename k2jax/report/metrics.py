@@ -34,19 +34,18 @@ A run writes the following keys if it has their values; other keys are kept unch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-import contextlib
+from collections.abc import Mapping
 import json
 import math
 from pathlib import Path
 import sys
-import time
 from typing import Any, BinaryIO
 import zlib
 
 from k2jax.errors import UserError
 from k2jax.files.append_log import AppendLog, Lines, read_log
 from k2jax.files.atomic import write_atomic
+from k2jax.report.scalar_writers import ScalarWriter, TensorBoard, Wandb, WandbProject
 
 FILE = "metrics.jsonl"
 DAMAGED = "metrics.damaged.jsonl"
@@ -54,19 +53,24 @@ RESERVED = ("step", "non_finite", "crc32")
 
 
 class MetricsLog:
-    """Writes a workdir's ``metrics.jsonl`` and, on request, its TensorBoard events.
+    """Writes a workdir's ``metrics.jsonl`` and, on request, its scalars to other places.
 
     Args:
         workdir: folder of the run; created if missing.
         resume_step: the restored step, 0 for a new run. Lines of later steps, which the run will write again, and an
             incomplete last line are removed atomically. Damaged lines move to ``metrics.damaged.jsonl``.
         tensorboard: whether finite scalars are also written to ``tensorboard/``; events of later steps are purged.
+        wandb: the project of Weights & Biases that also gets them; None for none.
 
     Attributes:
         damaged: how many lines were found damaged.
+        places: addresses and folders outside of the workdir's own files that get the scalars too, in words.
+
+    Raises:
+        UserError: Weights & Biases cannot be written to.
     """
 
-    def __init__(self, workdir: Path | str, *, resume_step: int, tensorboard: bool):
+    def __init__(self, workdir: Path | str, *, resume_step: int, tensorboard: bool, wandb: WandbProject | None = None):
         self._path = Path(workdir) / FILE
         records, damaged, whole = _read(self._path)
         kept = [record for record in records if record["step"] <= resume_step]
@@ -79,7 +83,14 @@ class MetricsLog:
         self._inherited = self._last if self._last == resume_step else None  # the only line that may be replaced
         self._log = AppendLog(self._path, Lines())  # what is in the lines has been checked
         self._log.open()
-        self._events = _event_writer(Path(workdir) / "tensorboard", resume_step) if tensorboard else None
+        self._writers: list[ScalarWriter] = []
+        self.places: list[str] = []
+        if tensorboard:
+            self._writers.append(TensorBoard(Path(workdir) / "tensorboard", resume_step))
+        if wandb is not None:
+            run = Wandb(Path(workdir), wandb)
+            self._writers.append(run)
+            self.places.append(f"Weights & Biases: {run.place}")
 
     @property
     def last_step(self) -> int:
@@ -109,17 +120,15 @@ class MetricsLog:
         else:
             self._log.append(_line(record))
         self._last, self._inherited = step, None
-        if self._events is not None:
-            for key, value in record.items():
-                if key != "step" and isinstance(value, (int, float)):
-                    self._events.add_scalar(key, value, step)
+        scalars = {key: value for key, value in record.items() if key != "step" and isinstance(value, (int, float))}
+        for writer in self._writers:
+            writer.add(step, scalars)
 
     def close(self) -> None:
-        """Closes the file and flushes the TensorBoard events; further calls do nothing."""
+        """Closes the file and the other places; further calls do nothing."""
         self._log.close()
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        while self._writers:
+            self._writers.pop().close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -234,27 +243,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     checksum = record.pop("crc32", None)
     text = json.dumps(record).encode()
     return record if checksum in (None, zlib.crc32(text)) else None
-
-
-@contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
-    """Nothing that is imported imports torch where it is installed: that takes seconds, and numbers do not need it."""
-    if "torch" in sys.modules:
-        yield
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]
-
-
-def _event_writer(folder: Path, resume_step: int) -> Any:
-    with _without_torch():
-        from tensorboardX import SummaryWriter
-
-    resumed = folder.exists()
-    # Event files are named by the second, so two runs within a second would overwrite each other's file.
-    return SummaryWriter(
-        str(folder), purge_step=resume_step + 1 if resumed else None, filename_suffix=f".{time.time_ns()}"
-    )

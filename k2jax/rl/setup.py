@@ -31,6 +31,7 @@ from k2jax.rl.sync.weight_sync import rollout_dtype, rollout_mesh
 from k2jax.rl.updates import Trainer
 from k2jax.rl.workers.opening import check_workers, open_workers
 from k2jax.text.media_reading import MediaReader
+from k2jax.train.ending import last_line
 from k2jax.train.program import Program
 from k2jax.train.run import Run, say
 from k2jax.train.workdir import lock_workdir
@@ -93,6 +94,7 @@ def open_rl(
             yield run, sampler, policy, Trainer(run, methods.has_signal, media), methods
         if processes.is_first():
             write_results(run, run.status, command)
+            print(last_line(run, command))
 
 
 def open_sampler(

@@ -30,7 +30,7 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     cli.define_config(values)
     flags.DEFINE_string("workdir", None, "Folder of the collection.", **to)
-    flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    flags.DEFINE_string("checkpoint", None, "Workdir, step of one, Hugging Face folder, hub:ORG/NAME or smollm2.", **to)
     flags.DEFINE_string("url", None, "An OpenAI-compatible server instead, without /v1.", **to)
     flags.DEFINE_string("model", None, "The server's name for its model.", **to)
     flags.DEFINE_string("tokenizer", None, "With --url: a checkpoint or file with the model's vocabulary.", **to)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
-    flags.DEFINE_string("checkpoint", None, "A workdir, one of its steps, a Hugging Face folder, or smollm2.", **to)
+    flags.DEFINE_string("checkpoint", None, "Workdir, step of one, Hugging Face folder, hub:ORG/NAME or smollm2.", **to)
     text = "Serve what a running k2jax.rl keeps in memory (rl.rollout.publish), not its last checkpoint."
     flags.DEFINE_bool("published", False, text, **to)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)

@@ -13,6 +13,7 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.losses import NLL
 from k2jax.train.corpus import open_corpus
+from k2jax.train.ending import last_line
 from k2jax.train.patience import Patience
 from k2jax.train.program import Program
 from k2jax.train.report import print_start, write_results
@@ -56,4 +57,5 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                     write_results(run, data, "running", command)
         if processes.is_first():
             write_results(run, data, run.status, command)
+            print(last_line(run, command))
         return run.exit_code

@@ -22,11 +22,12 @@ from rich.console import Console
 from k2jax import optim, processes, runtime
 from k2jax.batch import PackedBatch
 from k2jax.checkpoint import Checkpoints, check_config, damaged
-from k2jax.config.identity import fixed_keys
+from k2jax.config.identity import fixed_keys, flat_keys
 from k2jax.errors import UserError
 from k2jax.params import VISION
 from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
+from k2jax.report.scalar_writers import WandbProject
 from k2jax.train.history import changes_of, settings
 from k2jax.train.init_from import pretrained_params, pretrained_tower
 from k2jax.train.program import Program
@@ -284,17 +285,21 @@ class Run:
             self._open.enter_context(stop_on_signal(self._ask_to_stop))
         else:
             self._open.enter_context(processes.interrupt_terminates())
+        log = self.config.log
+        wandb = WandbProject(log.wandb, flat_keys(self.config)) if log.wandb else None
         self._metrics = first and self._open.enter_context(
-            MetricsLog(self.workdir, resume_step=self.start, tensorboard=self.config.log.tensorboard)
+            MetricsLog(self.workdir, resume_step=self.start, tensorboard=log.tensorboard, wandb=wandb)
         )
         if self._metrics:
-            self._say_what_the_log_lacks(self._metrics)
+            self._say_about_the_log(self._metrics)
         console = None if first else Console(quiet=True)
         self._progress = self._open.enter_context(Progress(train.steps, self.start, console))
         traced = train.profile_steps if first else ()
         self._trace = self._open.enter_context(StepTrace(self.workdir / "profile", traced))
 
-    def _say_what_the_log_lacks(self, metrics: MetricsLog) -> None:
+    def _say_about_the_log(self, metrics: MetricsLog) -> None:
+        for place in metrics.places:
+            say(place)
         if metrics.damaged:
             say(f"{metrics.damaged} damaged lines of {self.workdir / FILE} were set aside in {DAMAGED}")
         expected = self.start - self.start % self.config.log.every

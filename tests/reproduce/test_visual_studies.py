@@ -15,10 +15,12 @@ from k2jax.data.vocabulary import MEDIA_TOKENS
 from k2jax.reproduce import RunResult
 from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
+from k2jax.reproduce.visual import rewards_of
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Reward
 
-fusion, video, zero_vision, visual_rl = map(load_study_file, ("fusion", "video", "zero_vision", "visual_rl"))
+STUDIES = ("fusion", "video", "zero_vision", "visual_rl", "joint_rl")
+fusion, video, zero_vision, visual_rl, joint_rl = map(load_study_file, STUDIES)
 TOKENIZER = byte_tokenizer(MEDIA_TOKENS)
 
 
@@ -184,7 +186,7 @@ def test_rewards_are_means_by_kind_and_way():
 
     groups = [group("pictures/count", 1.0, 0.5, 0.0), group("pictures/count", 0.0, None, 1.0), group("add2", 1.0, 1.0)]
     expected = {"pictures/count/greedy": 0.5, "pictures/count/sampled": 0.5, "add2/greedy": 1.0, "add2/sampled": 1.0}
-    assert visual_rl.rewards_of(groups) == expected
+    assert rewards_of(groups) == expected
 
 
 def test_visual_rewards_are_compared_with_the_one_start_and_text_beside_them():
@@ -215,3 +217,50 @@ def test_visual_rewards_start_from_the_run_with_text_and_see_the_same_pictures()
         options = [dict(option.split("=") for option in each.options) for each in config.rl.tasks.values()]
         assert {(int(each["side"]), int(each.get("height", 0))) for each in options} == sizes
     check_held_out("visual_rl", visual_rl.STUDY)
+
+
+def test_joint_rewards_are_of_the_same_problems_of_text_with_pictures_and_without():
+    runs = run_configs(joint_rl.STUDY, "runs")
+    described, start = runs.pop("described"), runs.pop("start")
+    assert described.init_from is None and start.init_from == "runs/described"
+    sizes = {(each.side, each.height) for each in start.data.sources.values() if each.kind == "synthetic_images"}
+    for seed in joint_rl.SEEDS:
+        alone, joint = (runs.pop(f"seed{seed}_{name}") for name in ("text", "joint"))
+        assert alone.init_from == joint.init_from == "runs/start" and alone.train == joint.train
+        assert alone.optimizer == joint.optimizer and alone.rl.updates == joint.rl.updates
+        assert joint.rl.tasks["text"] == alone.rl.tasks["text"] and list(alone.rl.tasks) == ["text"]
+        weights = {name: each.weight for name, each in joint.rl.tasks.items()}
+        assert weights.pop("text") == sum(weights.values())  # half of the prompts
+        assert joint.rl.rollout.prompts == 2 * alone.rl.rollout.prompts
+        options = [dict(option.split("=") for option in joint.rl.tasks[name].options) for name in weights]
+        assert {(int(each["side"]), int(each.get("height", 0))) for each in options} == sizes
+    assert not runs
+    check_held_out("joint_rl", joint_rl.STUDY)
+
+
+@pytest.mark.parametrize(
+    ("joint", "words"),
+    [
+        (0.5, "not lower by more than the spread (-1.0 points, where the seeds of text alone span 2.0)"),
+        (0.4, "lower by more than the spread (-11.0 points, where the seeds of text alone span 2.0)"),
+        (0.6, "not lower by more than the spread (+9.0 points, where the seeds of text alone span 2.0)"),
+    ],
+)
+def test_text_beside_pictures_is_compared_with_the_spread_of_the_seeds_without(joint, words):
+    made = {}
+    for run, config in run_configs(joint_rl.STUDY, "runs").items():
+        seed, name = config.train.seed, run.partition("_")[2]
+        text = {"text": 0.5 + 0.01 * seed, "joint": joint}.get(name, 0.2)
+        shares = {"sum6": text, "sort6": text, "pictures/count": 0.7 if name == "joint" else 0.6, "pictures/read": 0.3}
+        evaluation = {f"{kind}/{way}": share for kind, share in shares.items() for way in ("greedy", "sampled")}
+        records = [dict.fromkeys(("reward", "reward/text", "reward/shapes", "reward/words"), 0.5) | {"step": 1}]
+        made[run] = RunResult(config, [each | {"seconds": 60.0} for each in records], 0, evaluation)
+    text = joint_rl.summarize(made).markdown
+    assert text.startswith(f"With pictures in the run, text ends greedy, {words}; sampled, {words}.")
+    assert "pictures +5.0 (+5.0 to +5.0) and +5.0 (+5.0 to +5.0)." in text
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2::2]] == [
+        "sort6, greedy", "sum6, greedy", "text, mean of kinds, greedy",
+        "pictures: count, greedy", "pictures: read, greedy", "pictures, mean of kinds, greedy",
+    ]  # fmt: skip
+    assert rows[6][1:3] == ["0.200", "0.510 (0.500 to 0.520)"]

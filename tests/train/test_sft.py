@@ -183,7 +183,8 @@ def test_a_run_that_patience_ended_stays_there_until_it_is_raised(folder, impati
     workdir = shutil.copytree(impatient, tmp_path / "again")
     before, saved = losses(workdir), committed_steps(workdir)
     assert train(sft(folder, **RISING), workdir) == 0
-    assert "stopped by patience" in capsys.readouterr().out
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("stopped by patience") and f"best checkpoint {workdir}/best" in last
     assert losses(workdir) == before and committed_steps(workdir) == saved
     assert train(sft(folder, **(RISING | {"train.patience": 4})), workdir) == 0
     assert len(validations(workdir)) == 1 + sum(1 for record in before if record[2] is not None)

@@ -80,6 +80,7 @@ class LogConfig:
     every: PositiveInt = 1  #: interval between lines of metrics.jsonl; a line holds its own step, not a mean [steps]
     plots_every: PositiveInt = 200  #: interval between redrawn plots and reports; also drawn at the end [steps]
     tensorboard: bool = True  #: write TensorBoard events under the workdir
+    wandb: str | None = None  #: PROJECT or ENTITY/PROJECT of Weights & Biases that also gets scalars and configuration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
