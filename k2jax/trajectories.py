@@ -30,7 +30,6 @@ from absl import flags
 import numpy as np
 
 from k2jax import cli
-from k2jax.agents.difficulty import pass_rates
 from k2jax.agents.viewer.viewer import MAX_TOKENS, write_page
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
@@ -38,6 +37,7 @@ from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.trajectory import Trajectory, TrajectoryStore, exported, verify, write_jsonl
 from k2jax.trajectory.filters import demonstrated_paths
+from k2jax.trajectory.pass_rates import pass_rates
 from k2jax.trajectory.store import FOLDER
 
 PROBLEMS = 1

@@ -144,8 +144,8 @@ for sampler in ("lockstep", "workers"):
 # %% [markdown]
 # ## Seconds of rollouts
 #
-# The first iteration of a run compiles its programs. Behind it an iteration in lockstep takes, in every turn, as long as
-# the longest of 24 waits; without waiting it ends when six groups are complete, and other episodes are half-way by then.
+# The first iteration of a run compiles its programs. Behind it an iteration in lockstep takes, in every turn, as long
+# as the longest of 24 waits; without waiting it ends when six groups are complete, and others are half-way by then.
 
 # %%
 from k2jax.report.table import markdown_table

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.agents.difficulty import moderate, read_pass_rates
 from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task, check_choices
 from k2jax.config.schema import RLConfig, TaskConfig
 from k2jax.errors import UserError
 from k2jax.mixture_plan import MixturePlan
+from k2jax.trajectory.pass_rates import moderate, read_pass_rates
 
 CRITIC = "critic"
 """Name of the class of tasks in which the policy is trained as a judge; ``config.rl.critic`` describes it."""

@@ -15,7 +15,7 @@ import numpy as np
 SelectionNoise = Callable[[tuple[int, ...], bool], np.ndarray]
 """``(shape, scoring) -> float32 [B, S, E]``, what is added to the scores by which a batch's experts are chosen.
 
-``scoring`` is whether the program only scores tokens (``rl.scoring_pass``), and neither samples nor trains.
+``scoring`` is whether the program only scores tokens (``rl.methods.scoring_pass``), and neither samples nor trains.
 """
 
 _noise: SelectionNoise | None = None

@@ -2,7 +2,7 @@
 
 In reading order: ``types`` (the tree), ``budget`` and ``steps`` (how much of it), ``answers`` (which nodes the model
 wrote), ``flat_rows`` (paths for training), ``encoding`` and ``store`` (files of trajectories), ``consistency``
-(checks), ``filters``, ``annotations`` and ``formats`` (exports).
+(checks), ``filters``, ``pass_rates`` (difficulty of tasks), ``annotations`` and ``formats`` (exports).
 """
 
 from k2jax.trajectory.consistency import verify

@@ -13,9 +13,9 @@ from k2jax.params import abstract
 from k2jax.reproduce import RunResult, relative_spread
 from k2jax.reproduce.study import check_held_out, run_configs
 from k2jax.reproduce.study_file import load_study_file
+from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.packing.rows import pack
 from k2jax.rl.packing.training_paths import TrainingSample
-from k2jax.rl.scoring_pass import ScoringPass
 from tests.parallel.tiny import config_of
 from tests.rl.trees import single_turn
 

@@ -36,10 +36,10 @@ from k2jax.inference.media_reader import ImageReader, MediaLimits
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.evaluation import evaluate_checkpoint
 from k2jax.rl.loop import train
+from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.packing.images import batch_of, image_batches
 from k2jax.rl.packing.rows import ImageSource, pack, padding_like
 from k2jax.rl.packing.training_paths import TrainingSample, training_responses
-from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.tasks.pictures.dataset import data_url
 from k2jax.text.chat import configured_chat
 from k2jax.text.media import MEDIA_PAD

@@ -6,9 +6,9 @@ import pytest
 
 from k2jax.config import PackingConfig
 from k2jax.model import K2
+from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.packing.rows import pack
 from k2jax.rl.packing.training_paths import TrainingSample
-from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.train.program import Program
 from tests.parallel.tiny import config_of
 from tests.rl.trees import forked, several_turns, single_turn

@@ -2,7 +2,8 @@
 
 Reading order: ``base`` has the hooks, and the sum of a run's methods. ``toggle`` is the shortest whole example, ``ptx``
 and ``distillation`` bring terms of the loss (with ``teachers`` and ``teacher_table``), ``mcla`` and ``loss_masks`` look
-at all updates before the first, ``critic`` (with ``judges``) rewards by comparison, ``held_out`` evaluates.
+at all updates before the first (``scoring_pass`` gives log-probabilities), ``critic`` (with ``judges``) rewards by
+comparison, ``held_out`` evaluates.
 A new method is a file with a subclass of ``Method`` and a line in ``METHODS``.
 """
 

@@ -24,9 +24,9 @@ from k2jax.inference.engine import Engine
 from k2jax.losses.base import Loss
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
+from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.packing.rows import PackedRows
 from k2jax.rl.sampler import Sampler
-from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.program import Program

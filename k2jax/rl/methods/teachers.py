@@ -19,8 +19,8 @@ from k2jax.errors import UserError
 from k2jax.inference.checksum import bit_sum, digest, seed_of
 from k2jax.inference.weights import named_leaves
 from k2jax.parallel.resharding import from_logical, logical_partition
+from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.methods.teacher_table import named_checkpoints
-from k2jax.rl.scoring_pass import ScoringPass
 from k2jax.rl.sync.offload import on_devices, to_host
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.program import Program

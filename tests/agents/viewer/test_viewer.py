@@ -21,7 +21,6 @@ from matplotlib.image import imread
 import numpy as np
 import pytest
 
-from k2jax.agents.difficulty import pass_rates
 from k2jax.agents.viewer.curves import nice_ticks
 from k2jax.agents.viewer.markup import element, visible
 from k2jax.agents.viewer.viewer import write_page
@@ -30,6 +29,7 @@ from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectories import decoder
 from k2jax.trajectory import Node, Reward, Trajectory, TrajectoryStore, exported
 from k2jax.trajectory.annotations import PairVerdict, set_comparisons
+from k2jax.trajectory.pass_rates import pass_rates
 from tests.command import run_command
 from tests.trajectory.trees import chat, message, sampled, trajectories
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.agents.difficulty import moderate, pass_rates
 from k2jax.agents.mixture import TaskMixture
 from k2jax.config import defaults, resolve, task
 from k2jax.errors import UserError
 from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory.pass_rates import moderate, pass_rates
 
 TASKS = load_tasks("characters", ("count=5",))
 SAMPLES = [[0, 0], [1, 0], [1, 1], [0.5, 1, None], []]

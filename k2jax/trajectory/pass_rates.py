@@ -10,12 +10,21 @@ from collections import defaultdict
 from collections.abc import Iterable
 import json
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.filters import CORRECT_REWARD
 
+
+class NamedTask(Protocol):
+    """What is sampled: a task, by its domain and its name there."""
+
+    domain: str
+    id: str
+
+
+Sampled = TypeVar("Sampled", bound=NamedTask)
 PassRates = dict[str, dict[str, float]]
 """Share of right samples by domain and id of a task."""
 
@@ -50,7 +59,7 @@ def read_pass_rates(path: str | Path) -> PassRates:
     return rates
 
 
-def moderate(tasks: Iterable[Task], rates: PassRates, low: float, high: float) -> list[Task]:
+def moderate(tasks: Iterable[Sampled], rates: PassRates, low: float, high: float) -> list[Sampled]:
     """The tasks that a model neither always fails nor always solves, in their order (Kimi K2, section 3.2.1).
 
     Args:
