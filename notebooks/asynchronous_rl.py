@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Reinforcement learning that does not wait
 #
-# The episodes of an agent wait for tools, and each waits for a different time. A loop that waits for all episodes of an
-# iteration waits, turn after turn, for the slowest tool. This notebook runs the same tasks with both samplers of
+# The episodes of an agent wait for tools and sandboxes, and each waits for a different time. A loop that waits for all
+# episodes of an iteration waits for the slowest of them. This notebook runs the same tasks with both samplers of
 # k2jax, draws who waited for what, and looks at what the quicker one costs: tokens that older weights chose, and groups
 # that others overtook. [docs/asynchronous_rl.md](../docs/asynchronous_rl.md) says how it works.
 
@@ -45,9 +45,9 @@ runtime.prepare()
 # %% [markdown]
 # ## Tasks whose environment takes its time
 #
-# A package of one file: prompts of two letters, an environment that answers every message after an exponentially drawn
-# time, and a verifier that an untrained model earns a part of. What is drawn depends on the episode's seed alone, so
-# that both runs meet the same times.
+# A package of one file: prompts of two letters, an environment that takes an exponentially drawn time to open, as a
+# container or a repository does, and a verifier that an untrained model earns a part of. What is drawn depends on the
+# episode's seed alone, so that both runs meet the same times.
 
 # %%
 PACKAGE = '''
@@ -59,7 +59,7 @@ import numpy as np
 from k2jax.agents import Environment, Observation, Step, Task
 from k2jax.trajectory import Reward
 
-TURNS, SECONDS = 5, 0.4
+SECONDS = 1.5  # in the mean
 
 
 class Waits:
@@ -75,16 +75,14 @@ class Waits:
 
 
 class Waiting(Environment):
-    """Five turns, each behind a wait."""
+    """One answer, in an environment that opens slowly."""
 
     async def reset(self, task, seed):
-        self._left, self._drawn = TURNS, np.random.default_rng(seed)
+        await asyncio.sleep(SECONDS * np.random.default_rng(seed).exponential())
         return Observation(task.instruction)
 
     async def step(self, action):
-        self._left -= 1
-        await asyncio.sleep(SECONDS * self._drawn.exponential())
-        return Step(Observation(({"role": "user", "content": "go on"},)), terminated=not self._left)
+        return Step(Observation(), terminated=True)
 
 
 def low_bytes(task, answer):
@@ -144,8 +142,8 @@ for sampler in ("lockstep", "workers"):
 # %% [markdown]
 # ## Seconds of rollouts
 #
-# The first iteration of a run compiles its programs. Behind it an iteration in lockstep takes, in every turn, as long
-# as the longest of 24 waits; without waiting it ends when six groups are complete, and others are half-way by then.
+# The first iteration of a run compiles its programs. Behind it an iteration in lockstep takes as long as the longest of
+# 24 waits; without waiting it ends when six groups are complete, and others are half-way by then.
 
 # %%
 from k2jax.report.table import markdown_table

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from tests.budget import PROPERTY, by_folder
 from tests.emulated import ROOT
 
@@ -36,6 +38,7 @@ def test_process():
 """
 
 
+@pytest.mark.slow
 def test_outcomes_and_messages_of_the_child_are_those_of_the_parent(tmp_path):
     (tmp_path / "tests" / "folder").mkdir(parents=True)
     (tmp_path / "tests" / "folder" / "test_file.py").write_text(FILE)

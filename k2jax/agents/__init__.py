@@ -3,8 +3,7 @@
 In reading order: ``task`` (what is asked, its budget, and what a config chooses of it), ``environment`` (where an agent
 acts), ``episode`` with ``episode_key``, ``spawning`` and ``roles`` (one episode, token by token, and who answers),
 ``verifier``, ``rewards`` and ``scorer`` (what an answer is worth), ``verdicts`` (their log, written before they are
-used), ``registry`` and ``options`` (everything by its name), ``dataset`` and ``mixture`` (the tasks of a config),
-(of tasks for a model).
+used), ``registry`` and ``options`` (everything by its name), ``dataset`` and ``mixture`` (the tasks of a config).
 
 Below: ``environments``, ``toolsets``, ``scaffolds``, ``judges``, ``verifier_pool``, ``sandbox``; ``api``, ``web`` and
 ``gateway`` for agents in programs of their own; ``collect`` runs many in many processes; ``viewer`` shows them.

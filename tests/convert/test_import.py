@@ -205,6 +205,7 @@ def test_a_damaged_array_is_one_line(imported, tmp_path):
         k2jax.from_pretrained(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_host_memory_does_not_grow_with_the_model(tmp_path):
     """A folder of 0.8 GB, one tensor of it 0.4 GB, imports within 0.5 GB more than an import of next to nothing."""
     folders = [write_sparse(tmp_path / str(vocab), vocab) for vocab in (1000, 800_000)]

@@ -17,6 +17,7 @@ ALL_VARIABLES = {
     "bench/gateway.py": "this package's own server",
     "bench/rollout.py": "this package's own engine",
     "bench/serving.py": "this package's own server",
+    "bench/asynchronous_scale.py": "this package's own commands",
     "bench/start.py": "this package's own commands",
     "pods/launch.py": "kubectl and gcloud, which need their credentials",
     "tasks/code/judge_program.py": "runs inside a sandbox",

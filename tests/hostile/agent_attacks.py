@@ -12,7 +12,7 @@ from k2jax.agents.episode_key import EpisodeKey
 from k2jax.client import Sampling, ScriptedClient
 from tests.agents.gateway.repository import small_agent, task, write_agent
 from tests.agents.gateway.scripted import CHAT, TOKENIZER, plain_reply
-from tests.agents.gateway.test_black_box import ALWAYS_ASKS, ASKING, Slow
+from tests.agents.gateway.test_agent_clocks import ALWAYS_ASKS, ASKING, Slow
 from tests.hostile.attack import Attack, Outcome, Place
 
 LIMITS = "seconds=60 wall=90 context=32768"

@@ -97,6 +97,7 @@ def test_on_one_device_gradients_are_those_of_captions_alone():
 
 
 @pytest.mark.devices(2)
+@pytest.mark.slow
 def test_on_two_devices_pairs_are_those_of_the_whole_batch():
     assert_equal(1, {"parallel.data": 2}, 2)
 

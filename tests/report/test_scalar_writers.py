@@ -40,6 +40,7 @@ def values(item):
     return {(each.key or "/".join(each.nested_key)): json.loads(each.value_json) for each in item}
 
 
+@pytest.mark.slow
 def test_the_scalars_of_a_resumed_run_belong_to_one_run_and_nothing_else_leaves(tmp_path):
     workdir, logged = tmp_path / "run", []
     for resume, steps in ((0, (1, 2)), (2, (3,))):

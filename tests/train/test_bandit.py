@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from k2jax.batch import pack_row, stack_rows
 from k2jax.losses import Loss
@@ -25,6 +26,7 @@ class Reinforce(Loss):
         return {"policy": (-rows.sum(targets["advantage"] * scores.logprob), {})}
 
 
+@pytest.mark.slow
 def test_a_bandit_learns_which_arm_pays_in_each_context(tmp_path):
     small = {"model.layers": 1, "model.dense_layers": 0, "train.batch_size": ROWS, "train.steps": 60}
     config = tiny(tmp_path, **small)

@@ -52,6 +52,7 @@ def run(folder):
     return done.returncode, done.stderr, memory
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_what_can_be_read_and_names_what_it_skipped(folder):
     code, errors, memory = run(folder)
     assert code == 0 and "Traceback" not in errors, errors[-3000:]

@@ -269,6 +269,7 @@ def test_every_device_gets_its_part_of_a_transferred_tower(folder):
     assert changed(params_of(given), params) >= {"vision/projector/up", "embed"}
 
 
+@pytest.mark.slow
 def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_without(folder):
     overrides = {"train.contrast.weight": 0.5, "model.vision.contrast": True, "optimizer.frozen": ("text",)}
     config = visual(folder, **overrides, **{"train.steps": 3, "eval.every": 3})
@@ -292,6 +293,7 @@ def test_a_run_with_siglips_loss_logs_it_learns_its_temperature_and_is_exported_
         assert not changed(given, params)
 
 
+@pytest.mark.slow
 def test_a_run_on_text_and_pictures_together_writes_its_report(folder):
     config = visual_config(str(folder))
     config.stage = "pretrain"

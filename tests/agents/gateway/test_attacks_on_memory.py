@@ -119,6 +119,7 @@ def test_connections_that_say_nothing_have_a_limit(gateway):
     assert ended == [200 - 128]
 
 
+@pytest.mark.slow
 def test_the_probe_sees_memory_and_pauses():
     """What the tests above rest on: a process that grows and an event loop that stands still are seen."""
     probe = Probe()

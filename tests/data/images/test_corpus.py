@@ -245,6 +245,7 @@ def text_chat(folder):
     return source(kind="chat", path=write_records(folder / "text.jsonl", records))
 
 
+@pytest.mark.slow
 def test_processes_that_measure_write_what_one_writes(tmp_path):
     sources = write_chat(tmp_path, many_pictures() | BAD)
     one, two = (

@@ -39,6 +39,7 @@ def layer_size(spec):
     return math.prod(spec.shape[1:]) if spec.axes[0] == "layers" else spec.size
 
 
+@pytest.mark.slow
 def test_the_switch_of_a_small_model():
     report = compile_switch(small(), TOPOLOGY)
     specs = dict(named_specs(model_specs(small().model)))

@@ -226,6 +226,7 @@ def assert_generates(worker, version):
     np.testing.assert_allclose(told["logprobs"], rows.max(-1), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_rejoins_with_the_current_version(store):
     """Killed while it updates and while it generates; the trainer waits for nobody and the old versions go."""
     store.publish(named_leaves(weights(MLA, 1)), 1)
