@@ -35,6 +35,7 @@ if importlib.util.find_spec("k2jax") is None:
     package = ".." if in_checkout else "k2jax @ git+https://github.com/k2jax/k2jax"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)
 STEPS = int(os.environ.get("K2JAX_NOTEBOOK_STEPS", "5"))  # iterations of each run; fewer for a quick look
+TRACED = max(1, STEPS - 2)  # the iteration that is drawn
 WORKDIR = Path(os.environ.get("K2JAX_NOTEBOOK_WORKDIR", "runs/asynchronous")).absolute()
 
 # %%
@@ -122,7 +123,7 @@ def config_of(sampler):
     config.rl.tasks.waits = task(dataset="waits", max_tokens=8)
     config.rl.rollout.update({"prompts": 6, "samples": 4, "slots": 24, "max_length": 160, "sampler": sampler})
     if sampler == "workers":
-        config.rl.rollout.trace = STEPS
+        config.rl.rollout.trace = TRACED
     config.rl.update({"updates": 1, "eval_prompts": 0})
     config.train.update({"steps": STEPS, "batch_size": 4})
     config.log.tensorboard = False
@@ -163,27 +164,30 @@ if STEPS > 1:
 # %% [markdown]
 # ## Who waited for what
 #
-# The trace of the last iteration opens in [Perfetto](https://ui.perfetto.dev). Here are its episodes, a bar each, with
-# the share of it in which the episode waited for its environment, and the phases of the iteration.
+# The trace of an iteration opens in [Perfetto](https://ui.perfetto.dev). Here are its episodes, a bar each, with the
+# time in which the episode waited for its environment, and the phases of the iteration behind them. Some episodes were
+# under way when the iteration began, and some still are when it ends.
 
 # %%
 import json
 
 import matplotlib.pyplot as plt
 
-events = json.loads((WORKDIR / "workers" / f"trace-{STEPS}.json").read_text())["traceEvents"]
+events = json.loads((WORKDIR / "workers" / f"trace-{TRACED}.json").read_text())["traceEvents"]
 spans = [event for event in events if event["ph"] == "X"]
 episodes = sorted((event for event in spans if event["name"] == "episode"), key=lambda event: event["ts"])
 phases = [event for event in spans if event["name"] != "episode"]
 figure, axes = plt.subplots(figsize=(9, 4.5))
 for row, event in enumerate(episodes):
-    waited = event["args"].get("environment", 0.0)
-    axes.barh(row, event["dur"] / 1e6, left=event["ts"] / 1e6, color="#7fa3ad", height=0.8)
-    axes.barh(row, waited, left=event["ts"] / 1e6, color="#d9c089", height=0.8)
-for event, color in zip(phases, ("#e3eef1", "#f5e6e0", "#e6f0dd", "#efe3f1"), strict=False):
-    axes.axvspan(event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6, color=color, zorder=0)
-    axes.text((event["ts"] + event["dur"] / 2) / 1e6, -1.2, event["name"], ha="center", fontsize=8)
-axes.set(xlabel="seconds of the iteration", ylabel="episodes", ylim=(-2, len(episodes)))
+    begin, seconds = event["ts"] / 1e6, event["dur"] / 1e6
+    axes.barh(row, seconds, left=begin, color="#7fa3ad", height=0.8)
+    axes.barh(row, min(seconds, event["args"].get("environment", 0.0)), left=begin, color="#d9c089", height=0.8)
+colors = {"generate": "#e3eef1", "hold": "#f5e6e0", "train": "#e6f0dd", "push": "#efe3f1"}
+for event in phases:
+    span = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+    axes.axvspan(*span, color=colors.get(event["name"], "white"), zorder=0, label=event["name"])
+axes.legend(loc="lower right", title="phases")
+axes.set(xlabel="seconds of the iteration", ylabel="episodes", ylim=(-1, len(episodes)))
 axes.set_title("Episodes (bars) and of each the time in its environment (light)")
 plt.show()
 
