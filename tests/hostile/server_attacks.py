@@ -136,7 +136,7 @@ def _messages(server: Server) -> Outcome:
         for value in wrong:
             body = {"model": "x", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}], field: value}
             statuses.append(server.post(0, json.dumps(body).encode()))
-    return _of(statuses)
+    return _of(statuses, (*_ANSWERED, 404))  # of a model that is not there
 
 
 def _models(target: Target) -> list[Attack]:
