@@ -79,7 +79,7 @@ class EnvironmentServer:
         limit: int = 64,
         timeout: float = 300.0,
         idle: float = 3600.0,
-        memory: int = 128 * MEBI,
+        memory: int = 96 * MEBI,
     ):
         if not key:
             raise ValueError("a server of environments needs a key")
@@ -267,7 +267,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("port", 8765, "Port to listen on; 0 takes a free one.", **to, lower_bound=0)
     flags.DEFINE_integer("sessions", 64, "Clients at a time.", **to, lower_bound=1)
     flags.DEFINE_float("timeout", 300.0, "Wall time of one reset or step [s].", **to, lower_bound=0.1)
-    flags.DEFINE_integer("memory", 128, "Memory of all clients' tasks and replies [MiB].", **to, lower_bound=1)
+    flags.DEFINE_integer("memory", 96, "Memory of all clients' tasks and replies [MiB].", **to, lower_bound=1)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
     flags.DEFINE_multi_string("environments", [], "An environment to offer, with its options; repeatable.", **to)
     flags.DEFINE_multi_string(

@@ -21,8 +21,8 @@ MOST_WITHOUT_KEY = 64
 """Connections whose handshake has not ended."""
 SMALL = 64 << 10
 """Bytes of a message that needs no turn, and of what a client may send unasked, such as answers to pings."""
-MOST_LARGE = 2
-"""Larger messages that are received or parsed at a time."""
+MOST_LARGE = 1
+"""Larger messages that are received or parsed at a time: one of 8 MiB with a wide character takes 150 MB."""
 MESSAGE_SECONDS = 60.0
 """Time of a large message from its turn on, and of a reply until the client has read it [s]."""
 
