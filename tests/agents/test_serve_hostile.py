@@ -338,7 +338,7 @@ async def test_a_client_that_reads_no_reply_loses_its_session(monkeypatch, slow)
         writer.write(_frame(step_of(characters=7 * MEBI).encode()))
         await until(lambda: server.sessions == 0 and Slow.open == 0)
         writer.transport.abort()
-        assert server._room.free == 128 * MEBI
+        assert server._room.free == 96 * MEBI
 
 
 async def test_large_messages_take_turns_and_who_stalls_in_one_is_left(monkeypatch):
@@ -384,7 +384,7 @@ async def test_many_resets_leave_one_environment(slow):
         assert Slow.open == 1
         await socket.close()
         await until(lambda: server.sessions == 0 and Slow.open == 0)
-        assert server._room.free == 128 * MEBI
+        assert server._room.free == 96 * MEBI
 
 
 async def _handshake(url):
