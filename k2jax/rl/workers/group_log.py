@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from k2jax.errors import UserError
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import Purpose
 
@@ -35,10 +36,15 @@ class GroupLog:
         """Writes a complete group; once this returns, no death of the process loses it.
 
         Raises:
-            OSError: there is no room; the group is not there, or will be dropped.
+            UserError: it cannot be written; the group is not there, or will be dropped.
         """
-        for trajectory in trajectories:
-            self._store.append(trajectory.key[0], trajectory)
+        try:
+            for trajectory in trajectories:
+                self._store.append(trajectory.key[0], trajectory)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the log of groups {self._store.folder}: {error.strerror}; make room and start the run again"
+            ) from None
 
     def read(self) -> dict[Place, list[Trajectory]]:
         """All complete groups; what is not whole is deleted.

@@ -1,10 +1,13 @@
 """Complete groups on disk: whole ones are there after any death, cut ones are dropped whole."""
 
+import errno
+
 import numpy as np
 import pytest
 
+from k2jax.errors import UserError
 from k2jax.rl.workers.group_log import FOLDER, GroupLog
-from k2jax.trajectory import Node, Reward, Trajectory
+from k2jax.trajectory import Node, Reward, Trajectory, TrajectoryStore
 from k2jax.trajectory.encoding import encode
 
 SAMPLES = 3
@@ -54,3 +57,25 @@ def test_steps_that_every_checkpoint_has_counted_are_forgotten(tmp_path):
         log.append(group(step, 0))
     log.forget(lambda purpose, step: purpose == "train" and step < 3)
     assert list(log.read()) == [(3, 0)]
+
+
+def test_a_full_disk_is_a_line_and_loses_no_group_that_was_written(tmp_path, monkeypatch):
+    log = GroupLog(tmp_path, SAMPLES)
+    log.append(group(1, 0))
+    written = []
+
+    def full(self, step, trajectory):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(append(self, step, trajectory))
+
+    append = TrajectoryStore.append
+    monkeypatch.setattr(TrajectoryStore, "append", full)
+    with pytest.raises(UserError, match="log of groups .* No space left on device; make room"):
+        log.append(group(1, 1))
+    monkeypatch.undo()
+    log.close()
+    again = GroupLog(tmp_path, SAMPLES)
+    assert list(again.read()) == [(1, 0)]
+    again.append(group(1, 1))
+    assert list(again.read()) == [(1, 0), (1, 1)]
