@@ -43,7 +43,7 @@ class GroupLog:
                 self._store.append(trajectory.key[0], trajectory)
         except OSError as error:
             raise UserError(
-                f"cannot write the log of groups {self._store.folder}: {error.strerror}; make room and start the run again"
+                f"cannot write the log of groups {self._store.folder}: {error.strerror}; make room and start again"
             ) from None
 
     def read(self) -> dict[Place, list[Trajectory]]:

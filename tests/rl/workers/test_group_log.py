@@ -71,7 +71,7 @@ def test_a_full_disk_is_a_line_and_loses_no_group_that_was_written(tmp_path, mon
 
     append = TrajectoryStore.append
     monkeypatch.setattr(TrajectoryStore, "append", full)
-    with pytest.raises(UserError, match="log of groups .* No space left on device; make room"):
+    with pytest.raises(UserError, match=r"log of groups .* No space left on device; make room"):
         log.append(group(1, 1))
     monkeypatch.undo()
     log.close()
