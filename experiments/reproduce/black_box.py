@@ -25,8 +25,8 @@ from k2jax.config import resolve, source, task
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Study, Summary
 from k2jax.reproduce.figures import success_figure
-from k2jax.reproduce.micro import write_data
-from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of
+from k2jax.reproduce.micro import NO_WAITING, write_data
+from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of, seconds_of_samplers
 from k2jax.reproduce.study_file import load_study_file
 from k2jax.tasks.file_answers.teacher import file_demonstrations
 
@@ -38,7 +38,12 @@ DEMONSTRATIONS, SFT_STEPS, ITERATIONS = 12_000, 320, 20
 HELD_OUT = 128  # problems: each costs the start of an agent, for its greedy episode and for a sampled one
 SAMPLED = "eval/avg@1"
 WAYS = {"eval/greedy": "greedy", SAMPLED: "sampled"}
-LABELS = {"sft": "SFT, the start", "rl": "RL through the agent", "more_sft": "as much more SFT"}
+LABELS = {
+    "sft": "SFT, the start",
+    "rl": "RL through the agent",
+    "rl_workers": "RL, no waiting",
+    "more_sft": "as much more SFT",
+}
 RL = base.RL | {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS, "eval.every": 1000}
 MORE = {"optimizer.learning_rate": 1e-3, "train.steps": base.get_config().rl.updates * ITERATIONS}
 
@@ -84,7 +89,8 @@ def runs():
 def _chain(seed: int) -> dict[str, dict]:
     data = {"data.sources.imperfect.path": "{workdir}/imperfect.jsonl"}
     from_start = data | {"init_from": f"{{workdir}}/seed{seed}_sft"}
-    return {"sft": data, "rl": RL | from_start, "more_sft": from_start | MORE}
+    by_rewards = {"rl": RL | from_start, "rl_workers": RL | NO_WAITING | from_start}
+    return {"sft": data, **by_rewards, "more_sft": from_start | MORE}
 
 
 def evaluate(config, workdir):
@@ -118,7 +124,8 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"By kind of task:\n\n{measured.kinds_table(LABELS, KINDS, WAYS)}\n"
         f"{HELD_OUT} held-out tasks, one greedy and one sampled episode each; mean (lowest to highest) over "
         f"{len(measured.seeds)} seeds. Calls are of sampled episodes, tokens of greedy ones. Fine-tuning and "
-        f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a seed.\n"
+        f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a seed; "
+        f"{seconds_of_samplers(results)}.\n"
     )
     title = "Episodes of training that are right"
     return Summary(text, success_figure(results, measured, LABELS, WAYS, what="tasks", title=title))

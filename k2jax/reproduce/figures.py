@@ -75,7 +75,7 @@ def success_figure(
     what: str,
     title: str = "Sampled episodes of training that are right",
 ) -> Figure:
-    """What is right in the training ``rl``, and held-out success of several runs as bars.
+    """What is right in the trainings ``rl`` and ``rl_workers``, and held-out success of several runs as bars.
 
     Args:
         results: those of the study.
@@ -86,7 +86,8 @@ def success_figure(
         title: of the training's panel.
     """
     figure, axes = new_figure(1, 2, height=4.0)
-    seed_curves(axes[0, 0], results, "rl", "accuracy", label="right", color=PALETTE[0])
+    for run, color in (("rl", PALETTE[0]), ("rl_workers", PALETTE[1])):
+        seed_curves(axes[0, 0], results, run, "accuracy", label=runs[run], color=color)
     style_axes(axes[0, 0], title=title, x="iteration", y="share")
     axes[0, 0].set_ylim(0, 1.02)
     legend(axes[0, 0])

@@ -22,6 +22,8 @@ BY_REWARDS = {
     "eval.rows": EvalConfig().rows,  # fine-tuning may have its own
 }
 """Overrides of a run of reinforcement learning that starts from another run."""
+NO_WAITING = {"rl.rollout.sampler": "workers", "rl.rollout.workers": 2}
+"""Overrides of such a run whose sampler does not wait for the slowest episode."""
 
 
 def micro_config(stage: str, steps: int) -> ConfigDict:

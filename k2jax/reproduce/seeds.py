@@ -75,5 +75,16 @@ class SeedRecords(NamedTuple):
 
 def minutes_of(results: Mapping[str, RunResult], runs: Iterable[str]) -> str:
     """Training time of some runs together, mean and range over the seeds [min]."""
-    seconds = [sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in runs) for seed in seeds_of(results)]
-    return spread([each / 60 for each in seconds], 1)
+    return spread([each / 60 for each in _seconds(results, runs)], 1)
+
+
+def seconds_of_samplers(results: Mapping[str, RunResult]) -> str:
+    """Training time of the runs ``rl`` and ``rl_workers`` in words, a number of seconds for each seed."""
+    lockstep, workers = (", ".join(f"{each:.0f}" for each in _seconds(results, [run])) for run in ("rl", "rl_workers"))
+    return f"reinforcement learning in lockstep {lockstep} s, without waiting {workers} s"
+
+
+def _seconds(results: Mapping[str, RunResult], runs: Iterable[str]) -> list[float]:
+    """Training time of some runs together, for each seed."""
+    runs = list(runs)
+    return [sum(curve(results[f"seed{seed}_{run}"], "seconds")[1][-1] for run in runs) for seed in seeds_of(results)]

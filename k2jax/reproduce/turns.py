@@ -13,9 +13,9 @@ import numpy as np
 from k2jax.config import resolve, source, task
 from k2jax.report.table import markdown_table
 from k2jax.reproduce.figures import success_figure
-from k2jax.reproduce.micro import BY_REWARDS, micro_config
+from k2jax.reproduce.micro import BY_REWARDS, NO_WAITING, micro_config
 from k2jax.reproduce.results import RunResult, Summary
-from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of
+from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of, seconds_of_samplers
 from k2jax.reproduce.study_file import Study
 from k2jax.trajectory import Trajectory
 
@@ -90,8 +90,7 @@ class Turns:
         from_start = data | {"init_from": f"{{workdir}}/seed{seed}_sft"}
         rewards = BY_REWARDS | {"optimizer.learning_rate": 5e-4, "train.steps": self.iterations, "eval.every": 14}
         more = {"optimizer.learning_rate": 1e-3, "train.steps": _UPDATES * self.iterations}
-        workers = {"rl.rollout.sampler": "workers", "rl.rollout.workers": 2}
-        by_rewards = {"rl": rewards | from_start, "rl_workers": rewards | workers | from_start}
+        by_rewards = {"rl": rewards | from_start, "rl_workers": rewards | NO_WAITING | from_start}
         return {"sft": data, **by_rewards, "more_sft": from_start | more}
 
     def evaluate(self, workdir: Path) -> dict[str, Any]:
@@ -127,7 +126,7 @@ class Turns:
             f"{HELD_OUT:,} held-out problems; mean (lowest to highest) over {len(measured.seeds)} seeds. Calls and "
             f"what is right with and without them are of sampled episodes, tokens of greedy ones. Fine-tuning and "
             f"reinforcement learning took {minutes_of(results, ('sft', 'rl'))} minutes of training time a "
-            "seed.\n"
+            f"seed; {seconds_of_samplers(results)}.\n"
         )
         return Summary(text, success_figure(results, measured, self.labels, WAYS, what="problems"))
 

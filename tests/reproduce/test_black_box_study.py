@@ -95,7 +95,7 @@ def test_the_gain_is_taken_seed_by_seed():
     """Starts of 0.2, 0.3 and 0.4 gain 40, 41 and 42 points by rewards; more fine-tuning gains nothing."""
     made = {}
     for run, config in run_configs(study.STUDY, "runs").items():
-        share = 0.2 + 0.1 * config.train.seed + (0.4 + 0.01 * config.train.seed) * run.endswith("_rl")
+        share = 0.2 + 0.1 * config.train.seed + (0.4 + 0.01 * config.train.seed) * ("_rl" in run)
         keys = ["eval/greedy", study.SAMPLED, "calls", "eval/length"]
         kinds = [f"{key}/{kind}" for key in keys[:2] for kind in study.KINDS]
         curves = [{"step": step, "seconds": 60.0 * step, "accuracy": 0.5} for step in (1, 2)]
@@ -106,3 +106,5 @@ def test_the_gain_is_taken_seed_by_seed():
     row = next(line for line in text.splitlines() if line.startswith("| as much more SFT"))
     assert row.count("+0.0 (+0.0 to +0.0)") == 2
     assert "took 4.0 (4.0 to 4.0) minutes" in text
+    assert "in lockstep 120, 120, 120 s, without waiting 120, 120, 120 s" in text
+    assert next(line for line in text.splitlines() if line.startswith("| RL, no waiting")).count("+41.0") == 2

@@ -54,7 +54,7 @@ def test_the_gain_is_taken_seed_by_seed():
     """Starts of 0.2, 0.3 and 0.4 gain 40, 41 and 42 points by rewards; more fine-tuning gains nothing."""
 
     def record(run, seed):
-        share = 0.2 + 0.1 * seed + (0.4 + 0.01 * seed) * (run == "rl")
+        share = 0.2 + 0.1 * seed + (0.4 + 0.01 * seed) * (run in ("rl", "rl_workers"))
         keys = ["eval/greedy", AVERAGE, PASS, "called", "right_called", "calls", "eval/length"]
         kinds = [f"{key}/{kind}" for key in keys[:2] for kind in tools.study.kinds]
         return dict.fromkeys(keys + kinds, share) | {"right_direct": None if run == "rl" else 0.0}
@@ -65,4 +65,6 @@ def test_the_gain_is_taken_seed_by_seed():
     row = next(line for line in text.splitlines() if line.startswith("| as much more SFT"))
     assert row.count("+0.0 (+0.0 to +0.0)") == 2
     assert "took 4.0 (4.0 to 4.0) minutes" in text
+    assert "in lockstep 120, 120, 120 s, without waiting 120, 120, 120 s" in text
+    assert next(line for line in text.splitlines() if line.startswith("| RL, no waiting")).count("+41.0") == 2
     assert next(line for line in text.splitlines() if line.startswith("| RL")).count("none") == 1
