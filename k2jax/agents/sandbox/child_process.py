@@ -122,12 +122,12 @@ def _become(plan: Plan, standard: list[int], passed: list[tuple[int, int]]) -> N
             os.dup2(source, target)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
             signal.signal(number, signal.SIG_DFL)
-        for number, limit in plan.limits.items():
-            lowest = min(limit, resource.getrlimit(number)[1] % (1 << 64))  # no limit is -1
-            resource.setrlimit(number, (lowest, lowest))
         if plan.user is not None:
             _drop_to(plan.user)
         enter_counted_namespace()
+        for number, limit in plan.limits.items():  # last: this fork may hold more descriptors than a command may
+            lowest = min(limit, resource.getrlimit(number)[1] % (1 << 64))  # no limit is -1
+            resource.setrlimit(number, (lowest, lowest))
         os.execve(plan.program, plan.invocation.argv, {})
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -60,6 +60,20 @@ def test_requests_that_come_faster_than_answers_are_read_all_get_theirs():
     assert [len(answer.stdout) for answer in answers] == [1 << 20] * count
 
 
+def test_more_sandboxes_may_live_than_a_command_may_have_descriptors():
+    """The spawner holds some of each; its fork, which becomes the command, has them for a moment."""
+    limits = Limits(open_files=32)
+
+    async def use(backend):
+        sandboxes = [await backend.open(SandboxSpec(limits=limits)) for _ in range(40)]
+        result = await sandboxes[-1].exec(["/bin/sh", "-c", "ulimit -n"])
+        for sandbox in sandboxes:
+            await sandbox.close()
+        return result.stdout
+
+    assert with_backend(use) == b"32\n"
+
+
 def in_place_of_the_wheel(monkeypatch, folder, script):
     """A script that is the system's bubblewrap, where no wheel is installed; None is none at all."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
