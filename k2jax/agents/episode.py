@@ -29,7 +29,7 @@ from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.answers import COPIES, is_answer
-from k2jax.trajectory.steps import add_spawned, steps_record, turns_so_far, used_up_limit
+from k2jax.trajectory.steps import NO_CALL, add_spawned, steps_record, turns_so_far, used_up_limit
 from k2jax.trajectory.types import ROOT
 
 NO_EXPERTS = -1
@@ -91,6 +91,8 @@ class Rollout:
         if trajectory.task != self.task.id or trajectory.status != "unfinished":
             raise ValueError(f"a {trajectory.status} trajectory of the task {trajectory.task!r} cannot go on")
         self.trajectory = trajectory
+        if self._spawner is not None:
+            self._spawner.resume(trajectory.spawned)
 
     @property
     def may_pause(self) -> bool:
@@ -101,30 +103,35 @@ class Rollout:
         """Lets the episode grow by so many sampled tokens from here on."""
         self._token_limit = self.trajectory.sampled_tokens + tokens
 
-    async def spawn(self, task: Task, kind: str = "", role: str = "") -> Trajectory:
+    async def spawn(
+        self, task: Task, kind: str = "", role: str = "", *, call: int = NO_CALL, may_fail: bool = False
+    ) -> Trajectory:
         """Runs another task as a sub-episode, with random numbers of its own.
 
         Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode. The
-        metadata keep under ``SPAWNED`` what became of each.
+        trajectory keeps each in ``spawned``, and its metadata under ``SPAWNED`` what became of it.
 
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task, which decides how it is sampled; this episode's by default.
             role: who answers, see ``roles``; whoever answers in this episode by default. A role other than the policy
                 says itself how it is sampled.
+            call: number of the call of a tool, within its answer, that spawns it.
+            may_fail: whether a sub-episode that was masked is an outcome like others, which a rebuilt episode has
+                again, and not a failure of this episode.
 
         Returns:
             Its trajectory, finished or truncated, with a reward where the task has a verifier.
 
         Raises:
-            InfrastructureError: it was masked.
+            InfrastructureError: it was masked, and may not be.
             UserError: whoever runs this episode runs no sub-episodes, or none of this role.
         """
         if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
         turn = turns_so_far(self.trajectory)
-        number, ended = await self._spawner.spawn(task, kind, role)
-        add_spawned(self.trajectory, number, turn, ended)
+        number, ended = await self._spawner.spawn(task, kind, role, may_fail=may_fail)
+        add_spawned(self.trajectory, number, (turn, call), ended)
         return ended
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:

@@ -7,7 +7,7 @@ that is rebuilt spawns the same ones again, in the same order, and those that ha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from k2jax.agents.errors import SubEpisodeError
@@ -67,19 +67,27 @@ class Spawner:
         """Begins an attempt of the episode: its sub-episodes are counted from 0 again."""
         self._place = 0
 
-    async def spawn(self, task: Task, kind: str = "", role: str = "") -> tuple[int, Trajectory]:
+    def resume(self, ended: Mapping[int, Trajectory]) -> None:
+        """Goes on with an episode of which some sub-episodes have ended, by their numbers in it."""
+        self._ended = dict(ended)
+        self._runs = max(ended, default=-1) + 1
+
+    async def spawn(
+        self, task: Task, kind: str = "", role: str = "", *, may_fail: bool = False
+    ) -> tuple[int, Trajectory]:
         """Runs a task to its end; cancelling the coroutine cancels the sub-episode.
 
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task; that of the spawning episode by default.
             role: who answers; whoever answers in the spawning episode by default.
+            may_fail: whether a sub-episode that was masked is an outcome, and not run again.
 
         Returns:
             The number of the sub-episode in its episode, and its trajectory, finished or truncated.
 
         Raises:
-            SubEpisodeError: it was masked.
+            SubEpisodeError: it was masked, and may not be.
             UserError: nothing here answers as the role.
         """
         kind, role = kind or self._kind, role or self._role
@@ -90,7 +98,7 @@ class Spawner:
             path = (*self.path, number)
             spawner = Spawner(self._run, kind, path, role, self._roles)
             trajectory = await self._run(SubEpisode(task, kind, path, spawner, role))
-            if trajectory.status == "masked":
+            if trajectory.status == "masked" and not may_fail:
                 raise SubEpisodeError(trajectory.error)
             self._ended[place] = trajectory
         return place, self._ended[place]

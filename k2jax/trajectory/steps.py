@@ -13,8 +13,12 @@ SPAWNED = "started"
 """Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
 ROLE, POLICY = "role", "policy"
 """Key of a sub-episode's metadata: who answered in it, and the role that is trained."""
-STEPS, CRITICAL_STEPS = "steps", "critical_steps"
-"""Keys of a trajectory's metadata."""
+AGENT = "agent"
+"""Key of a sub-episode's metadata: the name that the spawning agent has for it."""
+STEPS, CRITICAL_STEPS, TOTAL_STEPS = "steps", "critical_steps", "total_steps"
+"""Keys of a trajectory's metadata: own steps, critical steps, and own steps with those of all sub-episodes."""
+NO_CALL = -1
+"""Of a sub-episode that no call of a tool spawned."""
 MOST_CALLS = 256
 """Calls of one answer that are carried out."""
 
@@ -41,11 +45,22 @@ def prompt_tokens_so_far(trajectory: Trajectory) -> int:
 
 
 def critical_steps_so_far(trajectory: Trajectory) -> int:
-    """Critical steps (Kimi K2.5, section 3): own steps, and for each turn those of its longest sub-episode."""
+    """Critical steps (Kimi K2.5, section 3): sum over stages of own steps and those of the longest sub-episode.
+
+    A call of a tool is a stage. The calls of one answer that spawned sub-episodes are one stage together, of one step.
+    """
     longest: dict[int, int] = defaultdict(int)
+    spawning: dict[int, set[int]] = defaultdict(set)
     for link in trajectory.metadata.get(SPAWNED, {}).values():
         longest[link["turn"]] = max(longest[link["turn"]], link[CRITICAL_STEPS])
-    return steps_so_far(trajectory) + sum(longest.values())
+        spawning[link["turn"]] |= {link["call"]} - {NO_CALL}
+    at_once = sum(len(calls) - 1 for calls in spawning.values() if calls)
+    return steps_so_far(trajectory) - at_once + sum(longest.values())
+
+
+def total_steps_so_far(trajectory: Trajectory) -> int:
+    """Steps of an episode and of all its sub-episodes."""
+    return steps_so_far(trajectory) + sum(link[TOTAL_STEPS] for link in trajectory.metadata.get(SPAWNED, {}).values())
 
 
 def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
@@ -64,22 +79,26 @@ def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
 
 def steps_record(trajectory: Trajectory) -> dict[str, int]:
     """What the metadata of an episode say of its steps."""
-    return {STEPS: steps_so_far(trajectory), CRITICAL_STEPS: critical_steps_so_far(trajectory)}
+    steps = {STEPS: steps_so_far(trajectory), CRITICAL_STEPS: critical_steps_so_far(trajectory)}
+    return steps | {TOTAL_STEPS: total_steps_so_far(trajectory)}
 
 
-def add_spawned(trajectory: Trajectory, number: int, turn: int, ended: Trajectory) -> None:
-    """Notes what became of a sub-episode.
+def add_spawned(trajectory: Trajectory, number: int, place: tuple[int, int], ended: Trajectory) -> None:
+    """Keeps a sub-episode that has ended, and notes what became of it.
 
     Args:
         trajectory: of the episode that spawned it.
         number: of the sub-episode.
-        turn: after how many turns it was spawned; a rebuilt episode has all its turns again, so the first one counts.
+        place: after how many turns it was spawned, and by which call of that answer, or ``NO_CALL``. A rebuilt episode
+            has all its turns again, so the first place counts.
         ended: its trajectory.
     """
     links = trajectory.metadata.get(SPAWNED, {})
-    first = links.get(str(number), {"turn": turn})["turn"]
+    turn, call = place
+    first = links.get(str(number), {"turn": turn, "call": call})
     reward = None if ended.reward is None else ended.reward.value
     link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
-    link |= {ROLE: ended.metadata[ROLE]} if ROLE in ended.metadata else {}
-    links = links | {str(number): link | {"turn": first, CRITICAL_STEPS: critical_steps_so_far(ended)}}
-    trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
+    link |= {key: ended.metadata[key] for key in (ROLE, AGENT) if key in ended.metadata}
+    link |= {key: first[key] for key in ("turn", "call")} | steps_record(ended)
+    trajectory.metadata[SPAWNED] = dict(sorted({**links, str(number): link}.items(), key=lambda item: int(item[0])))
+    trajectory.spawned[number] = ended
