@@ -27,6 +27,7 @@ from k2jax.trajectory.steps import (
     steps_so_far,
     total_steps_so_far,
 )
+from k2jax.trajectory.swarm import swarm_record
 from k2jax.trajectory.types import ROOT
 
 BYTES = byte_tokenizer()
@@ -91,6 +92,8 @@ def test_critical_steps_take_the_longest_sub_agent_of_each_turn():
     assert {number: (link["turn"], link["critical_steps"]) for number, link in ended.metadata[SPAWNED].items()} == {
         "0": (1, 5), "1": (1, 3), "2": (2, 2),
     }  # fmt: skip
+    record = swarm_record(ended)
+    assert (record.used, record.assigned, record.finished, record.peak, record.parallelism) == (3, 3, 3, 2, 14 / 10)
     # The two of the first answer are one stage.
     assert (ended.metadata["steps"], ended.metadata["critical_steps"], asked) == (4, 3 + 5 + 2, 3)
     assert ended.metadata["total_steps"] == 4 + 5 + 3 + 2

@@ -14,7 +14,6 @@ from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.client import Client, Sampling, ScriptedClient
 from k2jax.config import resolve
-from k2jax.errors import UserError
 from k2jax.rl import episodes
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.groups import PromptGroup
