@@ -1,13 +1,14 @@
-"""Plots of reinforcement learning: rewards and held-out accuracy, responses, and how far the policy moves."""
+"""Plots of reinforcement learning: rewards and held-out accuracy, responses, agents, and how far the policy moves."""
 
 from __future__ import annotations
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 import numpy as np
 
 from k2jax.report.figures import curves
-from k2jax.report.series import Records, scalars
-from k2jax.report.style import PALETTE, legend, new_figure, step_ticks, style_axes
+from k2jax.report.series import Records, scalars, thin
+from k2jax.report.style import PALETTE, legend, new_figure, reference_line, step_ticks, style_axes
 
 
 def accuracy_figure(records: Records) -> Figure | None:
@@ -15,8 +16,14 @@ def accuracy_figure(records: Records) -> Figure | None:
     reward = scalars(records, "reward")
     if reward is None:
         return None
-    figure, axes = new_figure(1, height=3.6)
-    axes = axes[0, 0]
+    figure, grid = new_figure(1, height=3.6)
+    _draw_accuracy(grid[0, 0], records, reward)
+    grid[0, 0].set_xlabel("iteration")
+    return figure
+
+
+def _draw_accuracy(axes: Axes, records: Records, reward: tuple[np.ndarray, np.ndarray]) -> None:
+    """Draws rewards and accuracies of all iterations."""
     axes.plot(*reward, color=PALETTE[3], linewidth=1.0, alpha=0.6, label="training reward, sampled")
     names = sorted({key for record in records for key in record if key.startswith("eval/") and key.count("/") == 1})
     shown = [name for name in names if name == "eval/greedy" or name.startswith(("eval/avg@", "eval/pass@"))]
@@ -26,10 +33,44 @@ def accuracy_figure(records: Records) -> Figure | None:
         axes.plot(steps, values, color=color, marker="o", label=f"held-out {name.removeprefix('eval/')}")
         if low is not None and high is not None:
             axes.fill_between(steps, low[1], high[1], color=color, alpha=0.15, linewidth=0)
-    style_axes(axes, title="Reward and accuracy", x="iteration", y="share of right responses")
+    style_axes(axes, title="Reward and accuracy", y="share of right responses")
     axes.set_ylim(min(0.0, float(np.nanmin(reward[1]))), max(1.02, 1.02 * float(np.nanmax(reward[1]))))
     step_ticks(axes)
     legend(axes)
+
+
+def swarm_figure(records: Records) -> Figure | None:
+    """Returns accuracy above parallelism over the iterations (Kimi K2.5, figure 4), and the steps that it is made of.
+
+    Parallelism is total steps over critical steps; 1 is an agent that works alone or waits for each sub-agent.
+    """
+    reward, parallelism = scalars(records, "reward"), scalars(records, "swarm/parallelism")
+    if reward is None or parallelism is None:
+        return None
+    panels = {
+        ("Steps of an episode", "steps"): ("swarm/total_steps", "swarm/critical_steps"),
+        ("Sub-agents of an episode", "sub-agents"): ("swarm/agents_created", "swarm/agents_used", "swarm/peak"),
+        ("Assignments of an episode", "assignments"): ("swarm/assigned", "swarm/finished"),
+    }
+    lines = {key: scalars(records, key) for keys in panels.values() for key in keys}
+    recorded = {name: keys for name, keys in panels.items() if any(lines[key] is not None for key in keys)}
+    figure, grid = new_figure(2 + len(recorded), height=2.4 * (2 + len(recorded)) + 0.9, sharex=True)
+    _draw_accuracy(grid[0, 0], records, reward)
+    axes = style_axes(grid[1, 0], title="Parallelism", y="total / critical steps")
+    axes.plot(*thin(*parallelism), color=PALETTE[0], linewidth=1.7)
+    axes.set_ylim(0, 1.08 * float(np.nanmax(parallelism[1])))
+    reference_line(axes, 1.0, "one step after another", left=True, under=True)
+    for axes, ((title, unit), keys) in zip(grid[2:, 0], recorded.items(), strict=True):
+        style_axes(axes, title=title, y=unit)
+        for key, color in zip(keys, PALETTE, strict=False):
+            if lines[key] is not None:
+                label = key.removeprefix("swarm/").replace("_", " ")
+                axes.plot(*thin(*lines[key]), color=color, linewidth=1.5, label=label)
+        axes.set_ylim(bottom=0)
+        legend(axes)
+    for axes in grid[:, 0]:
+        step_ticks(axes)
+    grid[-1, 0].set_xlabel("iteration")
     return figure
 
 

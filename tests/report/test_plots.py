@@ -13,7 +13,7 @@ from k2jax.report import figures
 from k2jax.report.figures import learning_rate_figure
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.plots import draw_plots
-from k2jax.report.policy_figures import accuracy_figure, drift_figure, responses_figure
+from k2jax.report.policy_figures import accuracy_figure, drift_figure, responses_figure, swarm_figure
 from k2jax.report.series import scalars, series, smooth, thin
 from k2jax.report.style import edges, save_figure
 from k2jax.report.summary import Baselines

@@ -37,7 +37,7 @@ TAGS = """html head meta title style body input div aside h1 h2 h3 a p label spa
 s dl dt dd table tr th td strong details summary pre figure figcaption svg line text polygon polyline circle rect ul li
 footer"""
 ATTRIBUTES = """charset http-equiv content name lang type id class checked for href title open viewbox role x y x1 x2 y1
-y2 cx cy r rx width height points"""
+y2 cx cy r rx width height points stroke-width"""
 OWNED = "document.title='owned'"
 HOSTILE = f"</s></script></style></pre></title>--><script>{OWNED}</script><img src=x onerror={OWNED}>"
 ADDRESS = (
@@ -77,7 +77,7 @@ def check(html):
     page = Page(html)
     for tag, attributes in page.elements:
         assert tag in TAGS.split() and attributes.keys() <= set(ATTRIBUTES.split()), (tag, attributes)
-        assert re.fullmatch(r"#(overview|e\d+(n\d+)?)", attributes.get("href") or "#overview")
+        assert re.fullmatch(r"#(overview|e\d+(a\d+)?(n\d+)?)", attributes.get("href") or "#overview")
         assert re.fullmatch(r"[\w -]*", attributes.get("class") or "")
     (style,) = [data for tag, data in page.text if tag == "style"]
     assert "url(" not in style and "@import" not in style
