@@ -28,6 +28,7 @@ Writes how often each task was solved, which a class of tasks may be filtered by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -120,7 +121,10 @@ def _write_pass_rates(values: flags.FlagValues, store: TrajectoryStore) -> int:
 
 
 class _Exported:
-    """The trajectories of a command's rows: episodes, and with ``sub_agents`` those below each of them."""
+    """The trajectories of a command's rows: episodes, and with ``sub_agents`` those below each of them.
+
+    A sub-agent that was not scored by itself has the reward of its episode.
+    """
 
     def __init__(self, sub_agents: bool):
         self._sub_agents, self.left_out = sub_agents, 0
@@ -128,10 +132,11 @@ class _Exported:
     def of(self, episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
         for episode in episodes:
             yield episode
-            if self._sub_agents:
-                yield from sub_trajectories(episode)
-            else:
-                self.left_out += sum(1 for _ in sub_trajectories(episode))
+            for each in sub_trajectories(episode):
+                if self._sub_agents:
+                    yield each if each.reward is not None else dataclasses.replace(each, reward=episode.reward)
+                else:
+                    self.left_out += 1
 
 
 def _export(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> int:

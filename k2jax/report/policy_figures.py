@@ -40,38 +40,53 @@ def _draw_accuracy(axes: Axes, records: Records, reward: tuple[np.ndarray, np.nd
 
 
 def swarm_figure(records: Records) -> Figure | None:
-    """Returns accuracy above parallelism over the iterations (Kimi K2.5, figure 4), and the steps that it is made of.
+    """Returns accuracy above parallelism over the iterations (Kimi K2.5, figure 4), and what sub-agents did.
 
-    Parallelism is total steps over critical steps; 1 is an agent that works alone or waits for each sub-agent.
+    Parallelism is total steps over critical steps; 1 is an agent that works alone or waits for each sub-agent. Where
+    the terms of ``rl.parl`` are parts of the reward, the accuracy of training is the reward without them.
     """
     reward, parallelism = scalars(records, "reward"), scalars(records, "swarm/parallelism")
     if reward is None or parallelism is None:
         return None
-    panels = {
-        ("Steps of an episode", "steps"): ("swarm/total_steps", "swarm/critical_steps"),
-        ("Sub-agents of an episode", "sub-agents"): ("swarm/agents_created", "swarm/agents_used", "swarm/peak"),
-        ("Assignments of an episode", "assignments"): ("swarm/assigned", "swarm/finished"),
+    recorded = {
+        name: curves
+        for name, keys in _SWARM_PANELS.items()
+        if (curves := {key: curve for key in keys if (curve := scalars(records, f"swarm/{key}")) is not None})
     }
-    lines = {key: scalars(records, key) for keys in panels.values() for key in keys}
-    recorded = {name: keys for name, keys in panels.items() if any(lines[key] is not None for key in keys)}
     figure, grid = new_figure(2 + len(recorded), height=2.4 * (2 + len(recorded)) + 0.9, sharex=True)
-    _draw_accuracy(grid[0, 0], records, reward)
-    axes = style_axes(grid[1, 0], title="Parallelism", y="total / critical steps")
-    axes.plot(*thin(*parallelism), color=PALETTE[0], linewidth=1.7)
-    axes.set_ylim(0, 1.08 * float(np.nanmax(parallelism[1])))
-    reference_line(axes, 1.0, "one step after another", left=True, under=True)
-    for axes, ((title, unit), keys) in zip(grid[2:, 0], recorded.items(), strict=True):
+    _draw_accuracy(grid[0, 0], records, scalars(records, "swarm/score") or reward)
+    _draw_parallelism(grid[1, 0], parallelism, scalars(records, "eval/swarm/parallelism"))
+    for axes, ((title, unit), lines) in zip(grid[2:, 0], recorded.items(), strict=True):
         style_axes(axes, title=title, y=unit)
-        for key, color in zip(keys, PALETTE, strict=False):
-            if lines[key] is not None:
-                label = key.removeprefix("swarm/").replace("_", " ")
-                axes.plot(*thin(*lines[key]), color=color, linewidth=1.5, label=label)
-        axes.set_ylim(bottom=0)
+        for (key, curve), color in zip(lines.items(), PALETTE, strict=False):
+            axes.plot(*thin(*curve), color=color, linewidth=1.5, label=key.replace("_", " "))
+        axes.set_ylim(0, 1.08 * max(float(np.nanmax(values)) for _, values in lines.values()) or 1)
         legend(axes)
     for axes in grid[:, 0]:
         step_ticks(axes)
     grid[-1, 0].set_xlabel("iteration")
     return figure
+
+
+_SWARM_PANELS = {  # title and unit: keys of metrics below ``swarm/``
+    ("Steps of an episode", "steps"): ("total_steps", "critical_steps"),
+    ("Sub-agents of an episode", "count"): ("created", "used", "assigned", "finished", "peak"),
+    ("Terms of the reward, without their weights", "value"): ("parallel", "finish"),
+    ("Weights of these terms", "weight"): ("parallel_weight", "finish_weight"),
+}
+
+
+def _draw_parallelism(
+    axes: Axes, sampled: tuple[np.ndarray, np.ndarray], held_out: tuple[np.ndarray, np.ndarray] | None
+) -> None:
+    style_axes(axes, title="Parallelism", y="total / critical steps")
+    axes.plot(*thin(*sampled), color=PALETTE[3], linewidth=1.0, alpha=0.6, label="training, sampled")
+    if held_out is not None:
+        axes.plot(*held_out, color=PALETTE[1], marker="o", label="held-out greedy")
+    highest = max(float(np.nanmax(values)) for _, values in (sampled, held_out or sampled))
+    axes.set_ylim(0, 1.08 * max(highest, 1.0))
+    reference_line(axes, 1.0, "one step after another", left=True, under=True)
+    legend(axes, loc="lower right")
 
 
 def responses_figure(records: Records) -> Figure | None:

@@ -7,7 +7,6 @@ nothing is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-import dataclasses
 from typing import Any, NamedTuple, get_args
 
 from k2jax.trajectory.steps import AGENT, CRITICAL_STEPS, NO_CALL, ROLE, SPAWNED, STEPS, TOTAL_STEPS
@@ -105,12 +104,7 @@ def spawning_node(trajectory: Trajectory, link: SpawnLink) -> int | None:
 
 
 def sub_trajectories(trajectory: Trajectory) -> Iterator[Trajectory]:
-    """The stored trajectories of all agents below one, at every depth, each before its own sub-agents.
-
-    One that was not scored by itself has the reward of the agent that spawned it.
-    """
+    """The stored trajectories of all agents below one, by their numbers, each before its own sub-agents."""
     for number in sorted(trajectory.spawned):
-        child = trajectory.spawned[number]
-        rewarded = child if child.reward is not None else dataclasses.replace(child, reward=trajectory.reward)
-        yield rewarded
-        yield from sub_trajectories(rewarded)
+        yield trajectory.spawned[number]
+        yield from sub_trajectories(trajectory.spawned[number])

@@ -168,7 +168,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     shown=st.lists(trajectories(), min_size=1, max_size=3),
     messages=st.lists(MESSAGES, min_size=4, max_size=4),

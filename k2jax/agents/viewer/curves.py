@@ -13,13 +13,14 @@ from k2jax.report.series import Records, scalars, thin
 PANELS = {  # title: pattern of the keys of metrics.jsonl
     "reward": r"(.*/)?reward(/.*)?",
     "accuracy": r"(.*/)?(accuracy|greedy|(pass[@^]|avg@)\d+)(/(?!low$|high$).*)?",
-    "parallelism of agents": r"(.*/)?swarm/parallelism",
+    "parallelism of agents": r"(.*/)?swarm/parallelism(/.*)?",
     "response length [tokens]": r"(.*/)?((response_)?length|response_tokens)(/(?!max).*)?",
     "entropy [nats]": r"(.*/)?entropy(/.*)?",
     "mismatch of engine and trainer [nats]": r"(.*/)?mismatch(_mean|/mean|_max|/max|_p99)?",
     "loss": r"(val_)?loss",
     "steps of agents": r"(.*/)?swarm/(critical|total)_steps",
-    "sub-agents": r"(.*/)?swarm/(agents_created|agents_used|assigned|finished|peak)",
+    "sub-agents of an episode": r"swarm/(created|used|assigned|finished|peak)",
+    "terms of sub-agents and their weights": r"swarm/(parallel|finish)(_weight)?",
 }
 MAX_LINES = 6
 WIDTH, HEIGHT = 340, 170

@@ -57,7 +57,7 @@ def test_agents_lie_where_the_stages_that_spawn_them_end():
     assert all(agent.is_critical for agent in swarm_schedule(serial()))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trajectory=swarms())
 def test_the_schedule_has_the_figures_of_the_record(trajectory):
     agents, record = swarm_schedule(trajectory), swarm_record(trajectory)
@@ -108,7 +108,7 @@ def test_a_swarm_made_of_markup_leaves_no_tag(tmp_path):
     assert page.text["b", text] == 2 and page.text["title", text] == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @example(links=5, below={})
 @example(links={"0": {"turn": 10**9, "call": 10**9}, "5": {"turn": 1, "critical_steps": 10**9}}, below={"0": {}})
 @given(links=LINKS | JSON, below=LINKS)

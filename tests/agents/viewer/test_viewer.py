@@ -204,6 +204,22 @@ def test_the_panel_of_accuracies_has_every_one_as_a_line_and_intervals_as_bands(
     assert len(band) == 4 and heights[0] == heights[1] > heights[2] == heights[3]
 
 
+def test_agents_have_panels_of_their_own(tmp_path):
+    values = {
+        "swarm/parallelism": 2.5,
+        "swarm/critical_steps": 4,
+        "swarm/total_steps": 10,
+        "swarm/used": 3,
+        "swarm/finish": 1,
+    }
+    page = check(page_of(tmp_path, [], records=[{"step": step, **values} for step in (0, 10)]))
+    titles = [text for tag, text in page.text if tag == "figcaption"]
+    assert titles == [
+        "parallelism of agents", "steps of agents", "sub-agents of an episode", "terms of sub-agents and their weights",
+    ]  # fmt: skip
+    assert all(page.text["li", f"{name} {value:.4g}"] == 1 for name, value in values.items())
+
+
 @settings(max_examples=25)
 @given(low=st.floats(-1e9, 1e9), span=st.floats(0, 1e9))
 def test_ticks_are_few_and_cover_the_range(low, span):
