@@ -52,8 +52,9 @@ def atif_name(trajectory: Trajectory) -> str:
 class _Document:
     """A document while its steps are added."""
 
-    def __init__(self, trajectory: Trajectory, name: str, session: str):
+    def __init__(self, trajectory: Trajectory, name: str, session: str, role: str = POLICY):
         self._trajectory, self._name, self._session = trajectory, name, session
+        self._role = str(trajectory.metadata.get(ROLE) or role)
         self._steps: list[dict[str, Any]] = []
         self._of_node: dict[int, dict[str, Any]] = {}  # steps of answers
         self._calls: dict[int, list[str]] = {}  # ids of the calls of tools, by node
@@ -68,17 +69,20 @@ class _Document:
         if not self._steps:
             self._step("system", "", {})
         below = [
-            _Document(link.trajectory, self._id(link), self._session).whole()
+            _Document(link.trajectory, self._id(link), self._session, link.role or self._role).whole()
             for link in links
             if link.trajectory is not None
         ]
         metadata = self._trajectory.metadata
-        role = str(metadata.get(ROLE) or POLICY)
         document = {
             "schema_version": VERSION,
             "session_id": self._session,
             "trajectory_id": self._name,
-            "agent": {"name": str(metadata.get(AGENT) or role), "version": version(_OWN), "extra": {"role": role}},
+            "agent": {
+                "name": str(metadata.get(AGENT) or self._role),
+                "version": version(_OWN),
+                "extra": {"role": self._role},
+            },
             "steps": self._steps,
             "final_metrics": self._final_metrics(),
             "extra": {_OWN: self._extra([link for link in links if link.trajectory is None])},
@@ -147,7 +151,7 @@ class _Document:
         if result is None:
             result = {"source_call_id": source} if source else {}
             results.append(result)
-        about = {"agent": link.agent, "role": link.role, "status": link.status}
+        about = {"agent": link.agent, "role": link.role or self._role, "status": link.status or "unknown"}
         reference = {"trajectory_id": self._id(link), "session_id": self._session, "extra": about}
         result.setdefault("subagent_trajectory_ref", []).append(reference)
 
@@ -172,9 +176,8 @@ class _Document:
             extra |= {"reward_parts": dict(trajectory.reward.parts), "reward_info": dict(trajectory.reward.info)}
         extra["metadata"] = {key: value for key, value in trajectory.metadata.items() if key != SPAWNED}
         if without_trajectory:
-            fields = [link._asdict() for link in without_trajectory]
             extra["sub_agents_without_trajectory"] = [
-                {key: value for key, value in each.items() if key != "trajectory"} for each in fields
+                {key: value for key, value in vars(link).items() if key != "trajectory"} for link in without_trajectory
             ]
         return extra
 

@@ -7,7 +7,8 @@ nothing is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+import dataclasses
+from typing import Any, get_args
 
 from k2jax.trajectory.steps import AGENT, CRITICAL_STEPS, NO_CALL, ROLE, SPAWNED, STEPS, TOTAL_STEPS
 from k2jax.trajectory.types import NO_TURN, Status, Trajectory
@@ -16,7 +17,8 @@ LARGEST_COUNT = 10**9
 """Turns, calls, steps and tokens above it are no counts."""
 
 
-class SpawnLink(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpawnLink:
     """A sub-episode of a trajectory.
 
     Attributes:

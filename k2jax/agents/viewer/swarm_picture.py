@@ -23,7 +23,7 @@ FAILED = "masked"
 _LEFT, _RIGHT, _TOP = 196, 172, 22
 _TALL, _LOW, _HEIGHT = 26, 13, 1100  # of a row; of all rows where they are not the lowest already
 _INDENT, _MOST_INDENT = 14, 6
-_HATCHED = 34
+_HATCHED, _WORDS = 34, 18  # width of the mark of a cut, and height of a row that has room for words
 _CHARACTER, _SMALL = 6.4, 5.7  # widths of letters of names and facts
 _CROSS = "✕"
 
@@ -102,7 +102,7 @@ def _end(agent: SwarmAgent, left: float, width: float, middle: float, bar: float
 def _words(agent: SwarmAgent, left: float, width: float, middle: float, row: float) -> list[Html]:
     """The begin of what the agent was told, where its longest bar has room for some of it."""
     room = (width - 12 - (_HATCHED if agent.status in CUT else 0)) / _SMALL
-    if agent.parent < 0 or room < 8 or row < 2 * _CHARACTER:
+    if agent.parent < 0 or room < 8 or row < _WORDS:
         return []
     words = " ".join(instruction(agent.trajectory).split())
     kind = "words failed" if agent.status == FAILED else "words"
@@ -141,8 +141,8 @@ def about(agent: SwarmAgent) -> str:
 
 
 def _facts(agent: SwarmAgent) -> str:
-    state = {"finished": "", FAILED: " · failed", "": " · unknown"}.get(agent.status, f" · {agent.status}")
-    return f"{agent.steps:,} steps · {_short(agent)}{state}"
+    state = {"finished": "", "truncated": " · cut", "unfinished": " · unfinished", FAILED: " · failed"}
+    return f"{agent.steps:,} steps · {_short(agent)}{state.get(agent.status, ' · unknown')}"
 
 
 def _count(agent: SwarmAgent) -> int | None:

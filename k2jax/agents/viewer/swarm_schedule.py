@@ -16,7 +16,7 @@ from k2jax.trajectory.steps import NO_CALL, POLICY, ROLE
 from k2jax.trajectory.types import NO_TURN, Trajectory
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class SwarmAgent:
     """An agent of an episode.
 
@@ -42,9 +42,9 @@ class SwarmAgent:
     role: str
     status: str
     trajectory: Trajectory | None
-    link: SpawnLink | None
-    parent: int
-    depth: int
+    link: SpawnLink | None = None
+    parent: int = -1
+    depth: int = 0
     children: list[int] = dataclasses.field(default_factory=list)
     steps: int = 0
     total_steps: int = 0
@@ -64,7 +64,10 @@ def swarm_schedule(trajectory: Trajectory) -> list[SwarmAgent]:
     """The agents of an episode: the orchestrator first, each before those that it spawned, in order of their begins."""
     role = trajectory.metadata.get(ROLE)
     main = SwarmAgent(
-        "orchestrator", role if isinstance(role, str) and role else POLICY, trajectory.status, trajectory, None, -1, 0
+        name="orchestrator",
+        role=role if isinstance(role, str) and role else POLICY,
+        status=trajectory.status,
+        trajectory=trajectory,
     )
     agents, waiting = [], [main]
     while waiting:
@@ -73,10 +76,7 @@ def swarm_schedule(trajectory: Trajectory) -> list[SwarmAgent]:
         if agent.parent >= 0:
             agents[agent.parent].children.append(index)
         links = [] if agent.trajectory is None else spawn_links(agent.trajectory)
-        waiting += [
-            SwarmAgent(link.agent, link.role or agent.role, link.status, link.trajectory, link, index, agent.depth + 1)
-            for link in reversed(links)
-        ]
+        waiting += [_spawned(link, agent, index) for link in reversed(links)]
     offsets: dict[int, int] = {}
     for agent in reversed(agents):  # sub-agents before those that wait for them
         offsets |= _measure(agent, agents)
@@ -88,6 +88,18 @@ def swarm_schedule(trajectory: Trajectory) -> list[SwarmAgent]:
             longest = max(stage, key=lambda child: agents[child].critical_steps)
             agents[longest].is_critical = agent.is_critical
     return agents
+
+
+def _spawned(link: SpawnLink, parent: SwarmAgent, index: int) -> SwarmAgent:
+    return SwarmAgent(
+        name=link.agent,
+        role=link.role or parent.role,
+        status=link.status,
+        trajectory=link.trajectory,
+        link=link,
+        parent=index,
+        depth=parent.depth + 1,
+    )
 
 
 def _stages(agent: SwarmAgent, agents: list[SwarmAgent]) -> Mapping[int | None, list[int]]:
