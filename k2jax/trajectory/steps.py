@@ -86,6 +86,7 @@ def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
     used: dict[str, Callable[[Trajectory], int]] = {
         "steps": steps_so_far,
         "critical_steps": critical_steps_so_far,
+        "total_steps": total_steps_so_far,
         "prompt_tokens": prompt_tokens_so_far,
     }
     for name, count in used.items():

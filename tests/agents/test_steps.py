@@ -99,8 +99,10 @@ def test_critical_steps_take_the_longest_sub_agent_of_each_turn():
     assert ended.metadata["total_steps"] == 3 + 5 + 3 + 2
     assert [link["call"] for link in ended.metadata[SPAWNED].values()] == [0, 1, 0]
     assert [list(each.spawned) for each in (ended, *ended.spawned.values())] == [[0, 1, 2], [], [], []]
-    ended, _, asked = episode([delegating(2), delegating(1), "done"], Budget(critical_steps=6), ("delegate",), run)
-    assert (ended.status, ended.metadata["critical_steps"], asked) == ("truncated", 6, 1)
+    for limit, asked_for in ((Budget(critical_steps=6), 1), (Budget(critical_steps=7), 2), (Budget(total_steps=9), 1),
+                             (Budget(total_steps=10), 2)):  # fmt: skip
+        ended, _, asked = episode([delegating(2), delegating(1), "done"], limit, ("delegate",), run)
+        assert (ended.status, asked) == ("truncated", asked_for)
 
 
 def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
