@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+import dataclasses
 
 from k2jax.trajectory.steps import AGENT, CREATING, NO_CALL, SPAWNED, critical_steps_so_far, total_steps_so_far
 from k2jax.trajectory.types import Node, Trajectory
 
 
-class SwarmRecord(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwarmRecord:
     """An agent and its sub-agents.
 
     Attributes:
