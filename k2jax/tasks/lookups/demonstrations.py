@@ -57,7 +57,7 @@ def lookup_demonstrations(
 
 
 def _with_agents(task: Task, keys: Sequence[str], idle: int) -> Messages:
-    """An answer that creates a sub-agent for every key and gives it the key, or some idle ones where there is no key."""
+    """An answer that creates a sub-agent for each key and gives it that key, or some idle ones without any key."""
     calls, results = [], []
     for number in range(1, 1 + (len(keys) or idle)):
         calls.append((CREATE, {"name": str(number)}))
