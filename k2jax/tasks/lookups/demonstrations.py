@@ -15,7 +15,7 @@ from k2jax.tasks.lookups.dataset import ANSWERS, answer_of, hops_of
 
 CREATE, ASSIGN = "n", "a"
 """The compact tools of the toolset ``swarm``."""
-CREATED = "ok"
+CREATED = "."
 Messages = list[Mapping[str, Any]]
 
 
