@@ -110,7 +110,7 @@ def add_spawned(trajectory: Trajectory, number: int, place: tuple[int, int], end
         number: of the sub-episode.
         place: after how many turns it was spawned, and by which call of that answer, or ``NO_CALL``. A rebuilt episode
             has all its turns again, so the first place counts.
-        ended: its trajectory.
+        ended: its trajectory, which gets the key of the episode.
     """
     links = trajectory.metadata.get(SPAWNED, {})
     turn, call = place
@@ -120,4 +120,5 @@ def add_spawned(trajectory: Trajectory, number: int, place: tuple[int, int], end
     link |= {key: ended.metadata[key] for key in (ROLE, AGENT) if key in ended.metadata}
     link |= {key: first[key] for key in ("turn", "call")} | steps_record(ended)
     trajectory.metadata[SPAWNED] = dict(sorted({**links, str(number): link}.items(), key=lambda item: int(item[0])))
+    ended.key, ended.purpose = trajectory.key, trajectory.purpose  # one that never began has none
     trajectory.spawned[number] = ended

@@ -14,7 +14,7 @@ class SwarmRecord:
     """An agent and its sub-agents.
 
     Attributes:
-        created: sub-agents that it created.
+        created: sub-agents that it created; one without a name is created with its task.
         used: sub-agents that it gave at least one task.
         assigned: tasks that it gave to sub-agents.
         finished: of these, how many were finished; not those that ran out of a budget or failed.
@@ -42,7 +42,7 @@ def swarm_record(trajectory: Trajectory) -> SwarmRecord:
     links = {int(number): link for number, link in trajectory.metadata.get(SPAWNED, {}).items()}
     assigned = [link for link in links.values() if link["call"] != NO_CALL]
     return SwarmRecord(
-        created=sum(map(_creates, trajectory.nodes)),
+        created=sum(map(_creates, trajectory.nodes)) + sum(AGENT not in link for link in assigned),
         used=len({link.get(AGENT, link["task"]) for link in assigned}),
         assigned=len(assigned),
         finished=sum(link["status"] == "finished" for link in assigned),
