@@ -129,6 +129,21 @@ class ToggleConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ParlConfig:
+    """PARL (Kimi K2.5, section 3): rewards for work that sub-agents do at once, annealed to exactly 0."""
+
+    parallel: RewardWeight = 0.0  #: at the beginning, of min(1, agents of an episode / rl.parl.agents) in its reward
+    finish: RewardWeight = 0.0  #: at the beginning, of finished over assigned tasks of sub-agents; 0 where none is
+    agents: PositiveInt = 4  #: sub-agents of an episode from which on the first of these terms is 1
+    counted: Literal["assigned", "created"] = "assigned"  #: sub-agents that it counts: those with a task, or all
+    hold: Share = 0.0  #: share of the run for which both weights stay as they are
+    hold_until: NonNegativeFloat = 0.0  #: they also stay until an iteration has this parallelism; 0 waits for none
+    decay: Share = 0.6  #: share of the run over which they then go to 0, and stay there; 0 is no decay
+    shape: Literal["linear", "cosine"] = "linear"  #: of the decay
+    joint: Literal["off", "shared", "role"] = "off"  #: the policy learns as a sub-agent, too, by such advantages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     """Rewards from pairwise comparisons by rubrics, and the policy's training as a judge (Kimi K2, section 3.2.2)."""
 
