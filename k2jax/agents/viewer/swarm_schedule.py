@@ -1,8 +1,8 @@
 """When each agent of an episode was at work, in steps of the critical path (Kimi K2.5, section 3).
 
-An agent's own steps follow each other. The calls of one answer that spawn sub-agents are one step together; what they
-spawn begins after it, and the agent goes on after the longest of them. So the last agent ends at the critical steps of
-the episode.
+An agent's own steps follow each other. The calls of one answer that create sub-agents or give them tasks are one step
+together; what they spawn begins after the answer, and the agent goes on after the longest of them. So the last agent
+ends at the critical steps of the episode. Links that are malformed change no more than where their agent lies.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 from k2jax.trajectory.links import SpawnLink, spawn_links
-from k2jax.trajectory.steps import NO_CALL, POLICY, ROLE
+from k2jax.trajectory.steps import CREATING, POLICY, ROLE
 from k2jax.trajectory.types import NO_TURN, Trajectory
 
 
@@ -29,7 +30,7 @@ class SwarmAgent:
         parent: index of the agent that spawned it, or -1.
         depth: agents above it.
         children: indices of the agents that it spawned.
-        steps: its own.
+        steps: its own, see ``steps.staged_steps_so_far``.
         total_steps: its own and those of all below it.
         critical_steps: from its begin to its end.
         peak: agents below it that were at work at a time.
@@ -119,12 +120,11 @@ def _measure(agent: SwarmAgent, agents: list[SwarmAgent]) -> dict[int, int]:
         agent.total_steps = agent.steps if link.total_steps is None else link.total_steps
         agent.work = [(0, agent.critical_steps)]
         return {}
-    answers = _answers(agent.trajectory)
+    answers = _answers(agent, agents)
     time, done, offsets = 0, 0, {}
     for turn, stage in _stages(agent, agents).items():
         end = len(answers) if turn is None else max(done, min(turn, len(answers)))
-        calls = {agents[child].link.call for child in stage} - {NO_CALL}
-        own = max(sum(answers[done:end]) - max(len(calls) - 1, 0), 0)
+        own = sum(answers[done:end])
         agent.work += [(time, time + own)] if own else []
         time, done = time + own, end
         offsets |= dict.fromkeys(stage, time)
@@ -137,11 +137,20 @@ def _measure(agent: SwarmAgent, agents: list[SwarmAgent]) -> dict[int, int]:
     return offsets
 
 
-def _answers(trajectory: Trajectory) -> list[int]:
-    """Steps of each answer in order, see ``steps.steps_of_answer``; calls that are no list are none."""
+def _answers(agent: SwarmAgent, agents: list[SwarmAgent]) -> list[int]:
+    """Steps of each answer in order; calls that are no list are none."""
+    links = [agents[child].link for child in agent.children]
+    spawning = {(link.turn, link.call) for link in links}
     steps = {}
-    for node in trajectory.nodes:
+    for node in agent.trajectory.nodes:
         if node.turn != NO_TURN:
             calls = node.message.get("tool_calls") if isinstance(node.message, Mapping) else None
-            steps[node.turn] = max(1, len(calls)) if isinstance(calls, list | tuple) else 1
+            calls = calls if isinstance(calls, list | tuple) else ()
+            together = sum(_creates(call) or (node.turn + 1, at) in spawning for at, call in enumerate(calls))
+            steps[node.turn] = max(1, len(calls)) - max(0, together - 1)
     return [steps[turn] for turn in sorted(steps)]
+
+
+def _creates(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and function.get("name") in CREATING

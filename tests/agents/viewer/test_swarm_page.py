@@ -16,15 +16,15 @@ from tests.trajectory.swarms import answer, assigned, begun, searcher, serial, s
 from tests.trajectory.trees import JSON
 
 EXPECTED = {  # name: begin, critical steps, own steps, whether on the critical path
-    "orchestrator": (0, 28, 12, True),
-    "counter": (4, 7, 7, False),
-    "surveyor": (4, 8, 3, True),
-    "surveyor of the north": (5, 5, 5, True),
-    "clerk": (4, 3, 3, False),
-    "clerk of the south": (14, 4, 4, False),
-    "hydrologist": (14, 9, 9, True),
-    "pilot": (14, 6, 6, False),
-    "checker": (24, 3, 3, True),
+    "orchestrator": (0, 26, 6, True),
+    "counter": (2, 7, 7, False),
+    "surveyor": (2, 8, 3, True),
+    "surveyor of the north": (3, 5, 5, True),
+    "clerk": (2, 3, 3, False),
+    "clerk of the south": (12, 4, 4, False),
+    "hydrologist": (12, 9, 9, True),
+    "pilot": (12, 6, 6, False),
+    "checker": (22, 3, 3, True),
 }
 COUNTS = st.integers(-1, 3) | st.sampled_from([10**9, 10**30, True, 1.5, None, "1", [1]])
 NAMES = ("turn", "call", "agent", "role", "task", "status", "steps", "critical_steps", "total_steps", "tokens")
@@ -43,7 +43,7 @@ def swarms(draw, depth=2):
         if depth and draw(st.booleans()):
             assigned(main, draw(st.lists(swarms(depth - 1), min_size=1, max_size=3)))
         else:
-            calls = [("search", "{}")] * draw(st.integers(0, 3))
+            calls = [(draw(st.sampled_from(["search", "create_subagent"])), "{}")] * draw(st.integers(0, 3))
             answer(main, "", calls, ["page"] * len(calls))
     return unspawned(main) if draw(st.booleans()) else main
 
@@ -52,7 +52,7 @@ def test_agents_lie_where_the_stages_that_spawn_them_end():
     agents = swarm_schedule(swarm())
     assert {a.name: (a.begin, a.critical_steps, a.steps, a.is_critical) for a in agents} == EXPECTED
     assert [agent.name for agent in agents] == list(EXPECTED)
-    assert agents[0].work == [(0, 4), (12, 14), (23, 24), (27, 28)]
+    assert agents[0].work == [(0, 2), (10, 12), (21, 22), (25, 26)]
     assert [agent.depth for agent in agents] == [0, 1, 1, 2, 1, 1, 1, 1, 1]
     assert all(agent.is_critical for agent in swarm_schedule(serial()))
 
@@ -62,7 +62,8 @@ def test_agents_lie_where_the_stages_that_spawn_them_end():
 def test_the_schedule_has_the_figures_of_the_record(trajectory):
     agents, record = swarm_schedule(trajectory), swarm_record(trajectory)
     main = agents[0]
-    assert (main.total_steps, main.critical_steps, main.peak) == (*record[4:6], record.peak)
+    figures = (record.total_steps, record.critical_steps, record.peak)
+    assert (main.total_steps, main.critical_steps, main.peak) == figures
     for agent in agents:
         assert sum(end - begin for begin, end in agent.work) <= agent.critical_steps <= agent.total_steps
         if agent.parent >= 0:
@@ -81,13 +82,13 @@ def test_the_page_draws_every_agent_and_leads_to_its_conversation(tmp_path):
     assert len(ids) == len(set(ids)) and links <= set(ids)
     assert {f"e0a{index}" for index in range(1, 9)} | {"e0a3n1"} <= links
     figures = [text for tag, text in page.text.elements() if tag == "dd"]
-    assert {"52", "28", "1.86", "1.00"} <= set(figures)  # 52 / 28; the serial one has parallelism 1
+    assert {"46", "26", "1.77", "1.00"} <= set(figures)  # 46 / 26; the serial one has parallelism 1
     bars = [a["class"] for tag, a in page.elements if tag == "rect" and a["class"].startswith("bar")]
     assert sum("failed" in bar for bar in bars) == 1 and sum("cut" in bar for bar in bars) == 1
     assert page.text["text", "✕"] == 1 and sum(a.get("class") == "hatch" for _, a in page.elements) == 1
     assert len([bar for bar in bars if "path" in bar]) == 4 + 4 + 1 + 5 + 4
     titles = [text for tag, text in page.text if tag == "title"]
-    words = "hydrologist: role worker, truncated, 9 steps from 14 to 23 of the critical path, 330 tokens sampled"
+    words = "hydrologist: role worker, truncated, 9 steps from 12 to 21 of the critical path, 330 tokens sampled"
     assert f"{words}, on the critical path\nLook up the river of every city." in titles
     assert page.text["p", "the engine of its role was lost"] == 1
     assert page.text["p", "spawns "] == 3 + 1 + 4
@@ -134,7 +135,8 @@ def test_a_page_of_a_hundred_agents_of_a_hundred_steps_is_small(tmp_path):
             for _ in range(5):
                 answer(child, "", [("search", "{}")] * 20, ["page"])
         assigned(main, children)
-    assert swarm_record(main)[4:6] == (10_100, 1010)
+    record = swarm_record(main)
+    assert (record.total_steps, record.critical_steps) == (10_010, 1010)
     html = page_of(tmp_path, [main], max_tokens=500)
     assert len(html) < 400_000
     left_out = check(html).text["p", "The tokens are left out of this page: raise --tokens, or name its prompt."]
