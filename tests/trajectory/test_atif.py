@@ -11,9 +11,9 @@ from k2jax.text.tokenizer import byte_tokenizer
 from k2jax.trajectory import Node, Trajectory, TrajectoryStore
 from k2jax.trajectory.atif import atif_document, atif_name
 from k2jax.trajectory.links import sub_trajectories
-from k2jax.trajectory.steps import AGENT, SPAWNED
+from k2jax.trajectory.steps import AGENT, SPAWNED, add_spawned
 from tests.command import run_command
-from tests.trajectory.swarms import begun, serial, swarm, unspawned
+from tests.trajectory.swarms import answer, begun, searcher, serial, swarm, unspawned
 from tests.trajectory.trees import JSON, call, chat, message, sampled, trajectories
 
 TEXT, COUNT, OBJECT, TEXTS = (str,), (int,), (dict,), (str, list)
@@ -155,6 +155,17 @@ def test_an_answer_keeps_its_calls_ids_and_results_whatever_they_are():
     assert second["extra"]["k2jax"] == {"node": 3, "is_error": True, "tool_call_id": "another"}
     (lost,) = document["extra"]["k2jax"]["sub_agents_without_trajectory"]
     assert lost["agent"] == "lost", "a sub-agent that was not stored is named"
+
+
+def test_a_call_without_a_result_yet_refers_to_its_sub_agent():
+    trajectory = begun("task", "look")
+    answer(trajectory, "", [("assign_task", "{}")] * 2)
+    add_spawned(trajectory, 0, (1, 1), searcher("first", 2))
+    document = written(trajectory)
+    check(document)
+    (result,) = results_of(document)
+    assert result["source_call_id"] == document["steps"][1]["tool_calls"][1]["tool_call_id"]
+    assert result["subagent_trajectory_ref"][0]["trajectory_id"] == "train-4-1-0/0" and "content" not in result
 
 
 MESSAGES = st.fixed_dictionaries(

@@ -196,7 +196,7 @@ class _Card:
         kind = "sampled" if node.turn != NO_TURN else "observed"
         message = [] if node.message is None else [details("message", node.message)]
         boxes = tokens(node, decode, marks)
-        started = [part for each in spawned for part in (" ", each)]
+        started = [part for index, each in enumerate(spawned) for part in (", " if index else " ", each)]
         links = [element("p", "spawns", *started, class_="fork")] if started else []
         parts = [self._title(marks), boxes, *message, *links, *self._fork()]
         return element("section", *parts, class_=f"node {kind} i{indent}", id=self._link(self._index)[1:])

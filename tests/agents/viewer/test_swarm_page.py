@@ -64,6 +64,8 @@ def test_the_schedule_has_the_figures_of_the_record(trajectory):
     main = agents[0]
     figures = (record.total_steps, record.critical_steps, record.peak)
     assert (main.total_steps, main.critical_steps, main.peak) == figures
+    works = [end - begin for agent in agents if agent.is_critical for begin, end in agent.work]
+    assert sum(works) == main.critical_steps, "one agent of the critical path is at work at a time"
     for agent in agents:
         assert sum(end - begin for begin, end in agent.work) <= agent.critical_steps <= agent.total_steps
         if agent.parent >= 0:
