@@ -179,7 +179,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     shown=st.lists(trajectories(), min_size=1, max_size=3),
     messages=st.lists(MESSAGES, min_size=4, max_size=4),

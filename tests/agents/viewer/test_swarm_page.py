@@ -111,7 +111,7 @@ def test_a_swarm_made_of_markup_leaves_no_tag(tmp_path):
     assert page.text["b", text] == 2 and page.text["title", text] == 1
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @example(links=5, below={})
 @example(links={"0": {"turn": 10**9, "call": 10**9}, "5": {"turn": 1, "critical_steps": 10**9}}, below={"0": {}})
 @given(links=LINKS | JSON, below=LINKS)
