@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+import dataclasses
 
-from k2jax.trajectory.steps import AGENT, NO_CALL, SPAWNED, critical_steps_so_far, total_steps_so_far
+from k2jax.trajectory.steps import AGENT, CREATING, NO_CALL, SPAWNED, critical_steps_so_far, total_steps_so_far
 from k2jax.trajectory.types import Node, Trajectory
 
-CREATING = ("create_subagent", "n")
-"""Names of the tools that create a sub-agent: that of appendix E.8, and its short form."""
 
-
-class SwarmRecord(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwarmRecord:
     """An agent and its sub-agents.
 
     Attributes:
