@@ -36,8 +36,12 @@ class Meeting:
     async def meet(cls, turns: int) -> str:
         """Waits for all."""
         cls.here += 1
-        while cls.here < COUNT:
+        for _ in range(9999):
             await asyncio.sleep(0)
+            if cls.here == COUNT:
+                break
+        else:
+            return f"only {cls.here} are here"
         for _ in range(turns):
             await asyncio.sleep(0)
         return f"after {turns}"
