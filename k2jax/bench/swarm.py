@@ -24,7 +24,7 @@ from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey, spawned_seed
 from k2jax.agents.spawning import Spawner, SubEpisode
 from k2jax.agents.task import Task
-from k2jax.bench.asynchronous_scale import LargestMemory
+from k2jax.bench.asynchronous_scale import LargestMemory, idle_process
 from k2jax.bench.rollout import LIMIT
 from k2jax.bench.slow_turns import register
 from k2jax.bench.timing import Row, cost_row
@@ -49,6 +49,7 @@ class SwarmScale:
 
     Attributes:
         lag: of their event loop.
+        idle: of a process that did nothing meanwhile.
         live: sub-agents that were at work at most, of all orchestrators.
         peak: the same of one.
         assigned: tasks of sub-agents.
@@ -59,6 +60,7 @@ class SwarmScale:
     """
 
     lag: Lag
+    idle: Lag
     live: int
     peak: int
     assigned: int
@@ -118,12 +120,13 @@ def run_scale(orchestrators: int = ORCHESTRATORS, answer: float = ANSWER) -> Swa
         answer: mean time of an answer of the engine [s].
     """
     result = run(_scale(orchestrators, answer))
-    lag = result.lag
+    lag, idle = result.lag, result.idle
     print(
         f"{orchestrators:,} orchestrators in {result.seconds:.0f} s: {result.assigned:,} assignments, "
         f"{result.finished:,} finished; at most {result.live:,} sub-agents at work, {result.peak} of one orchestrator\n"
         f"event loop late by p50 {lag.p50 * 1e3:.1f} ms, p99 {lag.p99 * 1e3:.1f} ms, at most "
         f"{lag.maximum * 1e3:.0f} ms; p99 of what its process computed meanwhile {lag.own_p99 * 1e3:.1f} ms\n"
+        f"a process that did nothing was late by p99 {idle.p99 * 1e3:.1f} ms, at most {idle.maximum * 1e3:.0f} ms\n"
         f"{result.processor / (result.assigned + orchestrators) * 1e3:.1f} ms of a processor for an episode; "
         f"{os.getloadavg()[1]:.1f} programs wanted one of {os.cpu_count()} processors\n"
         f"memory at most {result.memory / 2**20:.0f} MiB"
@@ -135,12 +138,14 @@ async def _scale(orchestrators: int, answer: float) -> SwarmScale:
     engine = SwarmEngine(Simulation(answer=answer, tool=answer / 20), lambda seed: random.Random(seed).randint(1, LIVE))
     swarm, began, processor = _Swarm(engine, answer / 20, 0), time.perf_counter(), time.process_time()
     calm_collector()
-    with LargestMemory() as memory:
+    idle: list[Lag] = []
+    with idle_process(idle), LargestMemory() as memory:
         async with LagProbe() as probe:
             ended = await asyncio.gather(*map(swarm.orchestrate, range(orchestrators)))
     records = [swarm_record(each) for each in ended]
     return SwarmScale(
         lag=probe.lag,
+        idle=idle[0],
         live=swarm.most,
         peak=max(record.peak for record in records),
         assigned=sum(record.assigned for record in records),

@@ -53,6 +53,15 @@ async def rest() -> str:
     return "rested"
 
 
+async def hang() -> str:
+    """Never answers."""
+    await asyncio.Event().wait()
+
+
+def hanging():
+    return FunctionTools([hang])
+
+
 def meeting():
     return FunctionTools([Meeting.meet], concurrent=True)
 
@@ -63,7 +72,7 @@ def resting():
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
-    for name in ("meeting", "resting"):
+    for name in ("meeting", "resting", "hanging"):
         monkeypatch.setitem(toolsets.added, name, f"{__name__}:{name}")
     monkeypatch.setattr(Meeting, "here", 0)
 
@@ -149,3 +158,26 @@ def test_in_lockstep_three_runs_with_a_real_engine_are_equal_bit_for_bit():
         assert all(child.sampled_tokens > 0 for child in each.spawned.values())
     said = {child.nodes[1].tokens.tobytes() for each in first for child in each.spawned.values()}
     assert len(said) > 4, "each has random numbers of its own"
+
+
+def test_a_sub_agent_that_hangs_in_lockstep_holds_nobody_up():
+    def say(text):
+        if text.startswith("<a+b"):
+            return "!n x\n!a x hang" if "!" not in text else "done"
+        if text.startswith("<sum"):
+            return "!n x\n!a x 1+2" if "!" not in text else "done"
+        return "!hang" if text == "<hang>" else "!calc 1+2" if "!" not in text else "3"
+
+    model = replace_keys(GQA, {"vocab": BYTES.vocab_size})
+    policy = Orchestrator(compact_client(say), LockstepClient(engine(model, max_length=128, page_size=32, slots=3)))
+    hangs = task(tools=("hanging", "swarm form=compact seconds=0.2"))
+    sums = task(tools=("calculator", "swarm form=compact"), instruction=({"role": "user", "content": "sum"},))
+    groups = [
+        PromptGroup(place, (1, place), DrawnTask("low", each), [None]) for place, each in enumerate((hangs, sums))
+    ]
+    episodes = Episodes(tiny(**{"rl.tasks.low.max_tokens": 200}), policy, COMPACT, BYTES, None)
+    episodes.is_verified = lambda group: False
+    asyncio.run(episodes.run(1, groups))
+    ended = [group.trajectories[0] for group in groups]
+    shown = [[node.message["content"] for node in each.nodes if node.message["role"] == "tool"] for each in ended]
+    assert shown == [[".", "[failed] it took too long"], [".", "3"]] and {each.answer for each in ended} == {"done"}
