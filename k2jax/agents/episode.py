@@ -77,10 +77,7 @@ class Rollout:
         self._token_limit = _UNLIMITED
 
     def begin(self) -> None:
-        """Begins an attempt: a rebuilt environment spawns its sub-episodes again, and those that have ended are known.
-
-        They are recognised by their order.
-        """
+        """Begins an attempt: a rebuilt environment spawns its sub-episodes again, in the same order."""
         if self._spawner is not None:
             self._spawner.begin()
 
@@ -114,8 +111,7 @@ class Rollout:
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task, which decides how it is sampled; this episode's by default.
-            role: who answers, see ``roles``; whoever answers in this episode by default. A role other than the policy
-                says itself how it is sampled.
+            role: who answers; as in this episode by default. Of another role than the policy see ``RoleClient``.
             call: number of the call of a tool, within its answer, that spawns it.
             end: ``may_fail`` and ``seconds``, see ``Spawner.spawn``.
 

@@ -19,6 +19,7 @@ Example:
     python -m k2jax.bench rollout       # 100,000 concurrent episodes at a simulated engine: how late the scheduler is
     python -m k2jax.bench asynchronous  # the sampler that waits for no tool beside lockstep, in the real loop
     python -m k2jax.bench asynchronous_scale  # 10,000 live episodes around the real loop: how late its event loop is
+    python -m k2jax.bench swarm         # 32 assignments of one answer beside the longest; 1,000 orchestrators at a time
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
     python -m k2jax.bench gateway       # processor time of an agent's request, beside the engine's own
     python -m k2jax.bench dep           # the decoupled encoder against the tower in stage 0, and a step with images
@@ -57,6 +58,7 @@ NAMES = (
     "routing",
     "asynchronous",
     "asynchronous_scale",
+    "swarm",
     "dep",
     "vision",
 )

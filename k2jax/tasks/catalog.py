@@ -54,6 +54,7 @@ CATALOG: dict[str, dict[str, str]] = {
     },
     "k2jax.toolsets": {
         "search_world": "k2jax.tasks.search_world.toolset:WorldTools",
+        "search_browser": "k2jax.tasks.search_world.browser:BrowserTools",
         "simulated_apis": "k2jax.tasks.bfcl.simulated_apis:SimulatedAPIs",
         "tau2": "k2jax.tasks.tau2.toolset:DeskTools",
     },

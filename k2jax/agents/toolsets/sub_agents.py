@@ -7,10 +7,13 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.task import Budget, Task
-from k2jax.agents.toolsets.types import ToolError, Workplace
+from k2jax.agents.toolsets.types import USER_TURNS, ToolError, Workplace
 from k2jax.errors import UserError
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.steps import AGENT
+
+_OWN = (AGENT, USER_TURNS)
+"""Metadata that are the spawning agent's alone."""
 
 
 class SubAgents:
@@ -91,6 +94,6 @@ class SubAgents:
             tools=tools,
             environment=self._task.environment if tools else "single_turn",
             budget=Budget(tokens=self._task.budget.tokens, steps=self._steps),
-            metadata={key: value for key, value in self._task.metadata.items() if key != AGENT} | names,
+            metadata={key: value for key, value in self._task.metadata.items() if key not in _OWN} | names,
         )
         return await self._spawn(task, role=self._role, **options)
