@@ -196,7 +196,8 @@ def test_a_run_whose_helper_grows_half_way_is_resumed_behind_that(folders, tmp_p
         assert_equal_runs(tmp_path / "half", tmp_path / "whole")
     records = [record for record in read_metrics(tmp_path / "half") if "reward" in record]
     assert [record["role_checkpoint/helper"] for record in records] == [0, 1, 1]
-    assert all(0 < record["engine_busy/helper"] < 1 for record in records)
+    busy = [record["engine_busy/helper"] for record in records]  # of workers, the window may have run ahead
+    assert all(0 <= share <= 1 for share in busy) and max(busy) > 0
     for step, version in ((1, 0), (3, 1)):
         stored = list(TrajectoryStore(tmp_path / "half" / "trajectories").read(step))
         helpers = [child for one in stored for child in one.spawned.values() if child.metadata[ROLE] == "helper"]
