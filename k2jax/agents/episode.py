@@ -105,9 +105,7 @@ class Rollout:
         """Lets the episode grow by so many sampled tokens from here on."""
         self._token_limit = self.trajectory.sampled_tokens + tokens
 
-    async def spawn(
-        self, task: Task, kind: str = "", role: str = "", *, call: int = NO_CALL, may_fail: bool = False
-    ) -> Trajectory:
+    async def spawn(self, task: Task, kind: str = "", role: str = "", *, call: int = NO_CALL, **end: Any) -> Trajectory:
         """Runs another task as a sub-episode, with random numbers of its own.
 
         Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode. The
@@ -119,8 +117,7 @@ class Rollout:
             role: who answers, see ``roles``; whoever answers in this episode by default. A role other than the policy
                 says itself how it is sampled.
             call: number of the call of a tool, within its answer, that spawns it.
-            may_fail: whether a sub-episode that was masked is an outcome like others, which a rebuilt episode has
-                again, and not a failure of this episode.
+            end: ``may_fail`` and ``seconds``, see ``Spawner.spawn``.
 
         Returns:
             Its trajectory, finished or truncated, with a reward where the task has a verifier.
@@ -132,7 +129,7 @@ class Rollout:
         if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
         turn = turns_so_far(self.trajectory)
-        number, ended = await self._spawner.spawn(task, kind, role, may_fail=may_fail)
+        number, ended = await self._spawner.spawn(task, kind, role, **end)
         add_spawned(self.trajectory, number, (turn, call), ended)
         return ended
 

@@ -16,9 +16,11 @@ ROLE, POLICY = "role", "policy"
 AGENT = "agent"
 """Key of a sub-episode's metadata: the name that the spawning agent has for it."""
 STEPS, CRITICAL_STEPS, TOTAL_STEPS = "steps", "critical_steps", "total_steps"
-"""Keys of a trajectory's metadata: own steps, critical steps, and own steps with those of all sub-episodes."""
+"""Keys of a trajectory's metadata: own steps, critical steps, and the steps of all agents."""
 NO_CALL = -1
 """Of a sub-episode that no call of a tool spawned."""
+CREATING = ("create_subagent", "n")
+"""Names of the tools that create a sub-agent: that of Kimi K2.5 (appendix E.8), and its short form."""
 MOST_CALLS = 256
 """Calls of one answer that are carried out."""
 
@@ -44,23 +46,39 @@ def prompt_tokens_so_far(trajectory: Trajectory) -> int:
     return sum(len(trajectory.path_tokens(parent)) for parent in parents.values())
 
 
-def critical_steps_so_far(trajectory: Trajectory) -> int:
-    """Critical steps (Kimi K2.5, section 3): sum over stages of own steps and those of the longest sub-episode.
+def staged_steps_so_far(trajectory: Trajectory) -> int:
+    """Steps of all answers of an episode, of which each is one or more stages (Kimi K2.5, section 3).
 
-    A call of a tool is a stage. The calls of one answer that spawned sub-episodes are one stage together, of one step.
+    A call of a tool is a stage of one step. Those calls of an answer that create sub-agents or give them tasks are one
+    stage together, of one step.
     """
+    links = trajectory.metadata.get(SPAWNED, {}).values()
+    spawning = {(link["turn"], link["call"]) for link in links if link["call"] != NO_CALL}
+    answers = {node.turn: node.message for node in trajectory.nodes if node.turn != NO_TURN}
+    steps = 0
+    for turn, message in answers.items():
+        calls = (message or {}).get("tool_calls") or ()
+        together = sum(_name(call) in CREATING or (turn + 1, at) in spawning for at, call in enumerate(calls))
+        steps += steps_of_answer(message) - max(0, together - 1)
+    return steps
+
+
+def _name(call: Any) -> Any:
+    return call.get("function", {}).get("name") if isinstance(call, Mapping) else None
+
+
+def critical_steps_so_far(trajectory: Trajectory) -> int:
+    """Critical steps (Kimi K2.5, section 3): sum over stages of own steps and those of the longest sub-episode."""
     longest: dict[int, int] = defaultdict(int)
-    spawning: dict[int, set[int]] = defaultdict(set)
     for link in trajectory.metadata.get(SPAWNED, {}).values():
         longest[link["turn"]] = max(longest[link["turn"]], link[CRITICAL_STEPS])
-        spawning[link["turn"]] |= {link["call"]} - {NO_CALL}
-    at_once = sum(len(calls) - 1 for calls in spawning.values() if calls)
-    return steps_so_far(trajectory) - at_once + sum(longest.values())
+    return staged_steps_so_far(trajectory) + sum(longest.values())
 
 
 def total_steps_so_far(trajectory: Trajectory) -> int:
-    """Steps of an episode and of all its sub-episodes."""
-    return steps_so_far(trajectory) + sum(link[TOTAL_STEPS] for link in trajectory.metadata.get(SPAWNED, {}).values())
+    """Steps of an episode and of all its sub-episodes, stages counted as in critical steps."""
+    links = trajectory.metadata.get(SPAWNED, {}).values()
+    return staged_steps_so_far(trajectory) + sum(link[TOTAL_STEPS] for link in links)
 
 
 def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
@@ -68,6 +86,7 @@ def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
     used: dict[str, Callable[[Trajectory], int]] = {
         "steps": steps_so_far,
         "critical_steps": critical_steps_so_far,
+        "total_steps": total_steps_so_far,
         "prompt_tokens": prompt_tokens_so_far,
     }
     for name, count in used.items():
@@ -91,7 +110,7 @@ def add_spawned(trajectory: Trajectory, number: int, place: tuple[int, int], end
         number: of the sub-episode.
         place: after how many turns it was spawned, and by which call of that answer, or ``NO_CALL``. A rebuilt episode
             has all its turns again, so the first place counts.
-        ended: its trajectory.
+        ended: its trajectory, which gets the key of the episode.
     """
     links = trajectory.metadata.get(SPAWNED, {})
     turn, call = place
@@ -101,4 +120,5 @@ def add_spawned(trajectory: Trajectory, number: int, place: tuple[int, int], end
     link |= {key: ended.metadata[key] for key in (ROLE, AGENT) if key in ended.metadata}
     link |= {key: first[key] for key in ("turn", "call")} | steps_record(ended)
     trajectory.metadata[SPAWNED] = dict(sorted({**links, str(number): link}.items(), key=lambda item: int(item[0])))
+    ended.key, ended.purpose = trajectory.key, trajectory.purpose  # one that never began has none
     trajectory.spawned[number] = ended

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+import dataclasses
 
-from k2jax.trajectory.steps import AGENT, NO_CALL, SPAWNED, critical_steps_so_far, total_steps_so_far
+from k2jax.trajectory.steps import AGENT, CREATING, NO_CALL, SPAWNED, critical_steps_so_far, total_steps_so_far
 from k2jax.trajectory.types import Node, Trajectory
 
-CREATING = ("create_subagent", "n")
-"""Names of the tools that create a sub-agent: that of appendix E.8, and its short form."""
 
-
-class SwarmRecord(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwarmRecord:
     """An agent and its sub-agents.
 
     Attributes:
-        created: sub-agents that it created.
+        created: sub-agents that it created; one without a name is created with its task.
         used: sub-agents that it gave at least one task.
         assigned: tasks that it gave to sub-agents.
         finished: of these, how many were finished; not those that ran out of a budget or failed.
@@ -44,7 +42,7 @@ def swarm_record(trajectory: Trajectory) -> SwarmRecord:
     links = {int(number): link for number, link in trajectory.metadata.get(SPAWNED, {}).items()}
     assigned = [link for link in links.values() if link["call"] != NO_CALL]
     return SwarmRecord(
-        created=sum(map(_creates, trajectory.nodes)),
+        created=sum(map(_creates, trajectory.nodes)) + sum(AGENT not in link for link in assigned),
         used=len({link.get(AGENT, link["task"]) for link in assigned}),
         assigned=len(assigned),
         finished=sum(link["status"] == "finished" for link in assigned),

@@ -93,14 +93,31 @@ def test_critical_steps_take_the_longest_sub_agent_of_each_turn():
         "0": (1, 5), "1": (1, 3), "2": (2, 2),
     }  # fmt: skip
     record = swarm_record(ended)
-    assert (record.used, record.assigned, record.finished, record.peak, record.parallelism) == (3, 3, 3, 2, 14 / 10)
+    assert (record.used, record.assigned, record.finished, record.peak, record.parallelism) == (3, 3, 3, 2, 13 / 10)
     # The two of the first answer are one stage.
     assert (ended.metadata["steps"], ended.metadata["critical_steps"], asked) == (4, 3 + 5 + 2, 3)
-    assert ended.metadata["total_steps"] == 4 + 5 + 3 + 2
+    assert ended.metadata["total_steps"] == 3 + 5 + 3 + 2
     assert [link["call"] for link in ended.metadata[SPAWNED].values()] == [0, 1, 0]
     assert [list(each.spawned) for each in (ended, *ended.spawned.values())] == [[0, 1, 2], [], [], []]
-    ended, _, asked = episode([delegating(2), delegating(1), "done"], Budget(critical_steps=6), ("delegate",), run)
-    assert (ended.status, ended.metadata["critical_steps"], asked) == ("truncated", 6, 1)
+    for limit, asked_for in ((Budget(critical_steps=6), 1), (Budget(critical_steps=7), 2), (Budget(total_steps=9), 1),
+                             (Budget(total_steps=10), 2)):  # fmt: skip
+        ended, _, asked = episode([delegating(2), delegating(1), "done"], limit, ("delegate",), run)
+        assert (ended.status, asked) == ("truncated", asked_for)
+
+
+def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
+    names = ["n", "n", "get", "a", "n"]
+    trajectory = Trajectory("t", "d", (1, 0, 0))
+    node = sampled(0, 5)
+    node.message["tool_calls"][:] = [{"function": {"name": name}} for name in names]
+    trajectory.add(node)
+    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 3)
+    add_spawned(trajectory, 0, (1, 3), agent([(2, ())]))
+    assert (critical_steps_so_far(trajectory), total_steps_so_far(trajectory)) == (2 + 2, 2 + 2)
+    for name in names[:2] + names[3:]:
+        message = {"role": "tool", "name": name, "content": "ok"}
+        trajectory.add(Node.observed(ROOT, (), message if trajectory.nodes[1:] else message | {"is_error": True}))
+    assert swarm_record(trajectory).created == 2
 
 
 def sampled(turn, number):
@@ -173,11 +190,9 @@ def test_a_branch_that_is_not_longer_than_the_longest_changes_nothing(turns, dat
     branches = [child for children in spawning for child in children]
     if branches:
         branch = min(branches, key=lambda child: critical_steps_so_far(agent(child)))
-        more = [*turns[:at], (plain, [*spawning, [branch]]), *turns[at + 1 :]]
-        assert critical_steps_so_far(agent(more)) == before
-        assert total_steps_so_far(agent(more)) == total_steps_so_far(agent(turns)) + 1 + total_steps_so_far(
-            agent(branch)
-        )
+        more = agent([*turns[:at], (plain, [*spawning, [branch]]), *turns[at + 1 :]])
+        assert critical_steps_so_far(more) == before
+        assert total_steps_so_far(more) == total_steps_so_far(agent(turns)) + total_steps_so_far(agent(branch))
 
 
 @settings(max_examples=60)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 import contextlib
 import contextvars
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
@@ -130,9 +130,7 @@ class Overlap:
             self._has_begun = True
             self._release()
 
-    async def _spawn_in_order(
-        self, task: Task, kind: str = "", role: str = "", *, may_fail: bool = False
-    ) -> Trajectory:
+    async def _spawn_in_order(self, task: Task, kind: str = "", role: str = "", **options: Any) -> Trajectory:
         strand = _STRAND.get()
         if strand is not None and strand.owner is not self:
             strand = None
@@ -143,7 +141,7 @@ class Overlap:
             asyncio.get_running_loop().call_soon(self._release)  # once this one waits: else it would be the first
             await turn
         assert self._spawn is not None
-        return await self._spawn(task, kind, role, call=call, may_fail=may_fail)
+        return await self._spawn(task, kind, role, call=call, **options)
 
     def _release(self) -> None:
         """Lets the spawns go on that wait, where nothing but them goes on by itself."""

@@ -52,6 +52,7 @@ class TaskConfig:
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
     steps: NonNegativeInt = 0  #: calls of tools, and answers without one, of an episode; 0 is the dataset's choice
     critical_steps: NonNegativeInt = 0  #: own steps, and of each turn those of its longest sub-agent; 0 is no limit
+    total_steps: NonNegativeInt = 0  #: own steps and those of all sub-agents; 0 is no limit
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
     limits: tuple[str, ...] = ()  #: of sandboxes, "memory=MIB", "disk=MIB", "files=N", "processes=N"; "test_seconds=S"
     episode_prompt_tokens: NonNegativeInt = 0  #: most tokens of all prompts of an episode; 0 is no limit [tokens]
