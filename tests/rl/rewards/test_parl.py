@@ -165,9 +165,9 @@ def test_metrics_of_an_iteration_and_of_an_evaluation():
     record = PARL(config).record(3, [group_of(first, other, masked), group_of(first, kind=CRITIC)])
     # Answers of the first: 3 calls that create, 3 assignments in one stage, none; of the other 1 step for each.
     expected = {
-        "created": 3 / 2, "used": 2 / 2, "assigned": 3 / 2, "finished": 2 / 2, "total_steps": (3 + 3 + 1 + 3 + 3) / 2,
+        "created": 3 / 2, "used": 2 / 2, "assigned": 3 / 2, "finished": 2 / 2, "total_steps": (3 + 1 + 1 + 3 + 3) / 2,
         "critical_steps": (3 + 1 + 1 + 1 + 3) / 2, "peak": 3 / 2, "peak_max": 3, "score": 0.25, "truncated": 0.5,
-        "parallel": 0.25, "finish": 1 / 3, "parallelism": 13 / 9, "orchestrator_tokens": 12, "tokens/helper": 9 / 2,
+        "parallel": 0.25, "finish": 1 / 3, "parallelism": 11 / 9, "orchestrator_tokens": 12, "tokens/helper": 9 / 2,
         "parallel_weight": 0.15, "finish_weight": 0.1,
     }  # fmt: skip
     assert record == pytest.approx({f"swarm/{name}": value for name, value in expected.items()})
@@ -175,7 +175,7 @@ def test_metrics_of_an_iteration_and_of_an_evaluation():
     evaluation = asyncio.run(PARL(config).evaluate([group_of(first, masked), group_of(other, masked)]))
     names = [name for name in expected if not name.endswith("_weight")]
     both = {f"eval/swarm/{name}": expected[name] for name in names}
-    by_domain = {"score/d": 0.5, "score/e": 0, "parallelism/d": 10 / 6, "parallelism/e": 1}
+    by_domain = {"score/d": 0.5, "score/e": 0, "parallelism/d": 8 / 6, "parallelism/e": 1}
     by_domain |= {"critical_steps/d": 6, "critical_steps/e": 3}
     assert evaluation == pytest.approx(both | {f"eval/swarm/{name}": value for name, value in by_domain.items()})
 
