@@ -11,10 +11,12 @@ from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.registry import environments
 from k2jax.agents.task import Task
 from k2jax.report.metrics import read_metrics
+from k2jax.rl import episodes
 from k2jax.rl.loop import train
 from k2jax.rl.updates import Trainer
 from k2jax.trajectory.steps import ROLE
 from k2jax.trajectory.store import TrajectoryStore
+from tests.rl.critic.lenient import STOPS
 from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import tiny
 
@@ -46,7 +48,8 @@ class Delegating(SingleTurn):
 
     async def step(self, action):
         count = len(action["content"].encode()) % 4
-        parts = [Task(f"{self._task.id}/{n}", "d", ({"role": "user", "content": "x" * (n + 1)},)) for n in range(count)]
+        said = [({"role": "user", "content": "x" * (n + 1)},) for n in range(count)]
+        parts = [Task(f"{self._task.id}/{n}", "d", instruction, "") for n, instruction in enumerate(said)]
         answers = await asyncio.gather(*(self.services.spawn(part, call=n) for n, part in enumerate(parts)))
         text = " ".join(answer.answer for answer in answers)
         return Step(Observation(({"role": "user", "content": text},)), terminated=True)
@@ -58,8 +61,8 @@ def delegating():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["lockstep", "workers"])
-def test_a_run_that_was_cut_behind_the_threshold_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, sampler):
+@pytest.mark.parametrize(("sampler", "workers"), [("lockstep", 0), ("workers", 0), ("workers", 1)])
+def test_a_run_that_was_cut_behind_the_threshold_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, sampler, workers):
     """In lockstep bit for bit. The sub-agents are the policy, which learns from what they sampled, too."""
     trained, pack = [], Trainer.pack
 
@@ -69,7 +72,8 @@ def test_a_run_that_was_cut_behind_the_threshold_goes_on_as_if_it_had_not_been(t
         return updates
 
     monkeypatch.setattr(Trainer, "pack", packed)
-    config = tiny(**RUN, **{"rl.rollout.sampler": sampler})
+    monkeypatch.setattr(episodes, "Sampling", STOPS)  # an untrained policy hardly ever ends a turn
+    config = tiny(**RUN, **{"rl.rollout.sampler": sampler, "rl.rollout.workers": workers})
     assert train(config, tmp_path / "whole") == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "half")
     for step in (3, 4):
