@@ -1,6 +1,7 @@
 """Wide questions: the oracle solves them in as many steps as there are hops, and rewards are shares of right keys."""
 
 import asyncio
+import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,14 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import oracles, verifiers
 from k2jax.agents.scaffolds.scripted import null_policy, play
+from k2jax.agents.spawning import Spawner
+from k2jax.agents.toolsets.store import STORE
+from k2jax.client import ScriptedClient
+from k2jax.data.chat_records import messages_and_tools
 from k2jax.errors import UserError
-from k2jax.tasks.lookups.dataset import ANSWERS, answer_of
+from k2jax.tasks.lookups.dataset import ANSWERS, answer_of, hops_of
 from k2jax.tasks.lookups.demonstrations import lookup_demonstrations, styles_of
+from tests.agents.tool_episodes import BYTES, COMPACT, episode
 
 KINDS = "kinds=wide1+wide4+wide8"
 
@@ -53,3 +59,27 @@ def test_the_teacher_is_as_parallel_as_he_is_asked_to_be():
     assert styles_of(lookup_demonstrations(tasks, parallel=0, partial=0, idle=0)) == {"alone": 400}
     with pytest.raises(UserError, match="share"):
         list(lookup_demonstrations(tasks, parallel=0.9, partial=0.2))
+
+
+def test_demonstrations_show_what_the_tools_of_a_swarm_show():
+    tasks = [
+        dataclasses.replace(task, tools=("store", "swarm form=compact steps=5"))
+        for task in load_tasks("lookups", ("kinds=wide3", "count=20"))
+    ]
+    records = list(lookup_demonstrations(tasks, parallel=0.4, partial=0.3, idle=0.3))
+    assert styles_of(records).keys() == {"assigning", "idle"}
+    for task, record in zip(tasks, records, strict=True):
+        messages, _ = messages_and_tools(record)
+        said = iter([COMPACT.render(message) for message in messages if message["role"] == "assistant"])
+
+        async def look_up(spawned):
+            key, metadata = spawned.task.instruction[-1]["content"].rstrip("="), spawned.task.metadata
+            known = {**metadata, ANSWERS: {key: hops_of(metadata[STORE], key)[1]}}
+            asked = dataclasses.replace(spawned.task, metadata=known)
+            return await play(asked, EnvironmentMaker().make(asked), oracles.get("lookups"))
+
+        client = ScriptedClient(lambda prompt, sampling, said=said: [*next(said), BYTES.eos])
+        ended = episode(client, task, spawner=Spawner(look_up), max_tokens=200)
+        shown = [(node.message["role"], node.message.get("content")) for node in ended.nodes]
+        assert shown == [(message["role"], message.get("content")) for message in messages]
+        assert verifiers.get("lookups")(task, ended.answer).value == 1.0

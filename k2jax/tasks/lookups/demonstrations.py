@@ -66,7 +66,7 @@ def _with_agents(task: Task, keys: Sequence[str], idle: int) -> Messages:
             key = keys[number - 1]
             calls.append((ASSIGN, {"agent": str(number), "prompt": f"{key}="}))
             results.append((ASSIGN, answer_of({key: task.metadata[ANSWERS][key]})))
-    return [called_all(calls), *(_result(*result) for result in results)]
+    return [called_all(calls), *(_result(*result, number) for number, result in enumerate(results))]
 
 
 def one_by_one(task: Task, keys: Iterable[str]) -> Messages:
@@ -78,8 +78,8 @@ def one_by_one(task: Task, keys: Iterable[str]) -> Messages:
     return messages
 
 
-def _result(name: str, content: str) -> Mapping[str, Any]:
-    return {"role": "tool", "tool_call_id": "0", "name": name, "content": content}
+def _result(name: str, content: str, call: int = 0) -> Mapping[str, Any]:
+    return {"role": "tool", "tool_call_id": str(call), "name": name, "content": content}
 
 
 def serial(task: Task, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
