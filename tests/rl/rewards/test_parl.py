@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,7 @@ swarms = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(swarms, st.sampled_from(["assigned", "created"]), st.integers(1, 6), st.integers(1, 8))
 def test_terms_are_bounded_and_the_formula_s_in_every_iteration(episodes, counted, wanted, step):
     rng = np.random.default_rng(0)
@@ -213,8 +214,8 @@ def gradient(rows, table):
 def formula(trajectories, advantages, table):
     """The same in float64, over the sampled tokens of trajectories."""
     loss, count = 0.0, 0
-    settings = tiny(**{"rl.loss.name": "k2.5"}).rl.loss
-    low, high = settings.band
+    policy = tiny(**{"rl.loss.name": "k2.5"}).rl.loss
+    low, high = policy.band
     for trajectory, advantage in zip(trajectories, advantages, strict=True):
         (leaf,) = trajectory.leaves()
         path = [trajectory.nodes[index] for index in trajectory.path(leaf)]
@@ -224,7 +225,7 @@ def formula(trajectories, advantages, table):
             logits = table[tokens[place - 1]]
             logprob = logits[tokens[place]] - np.log(np.exp(logits).sum())
             ratio = logprob - float(old[place])
-            loss -= min(max(np.exp(ratio), low), high) * advantage - settings.tau * ratio**2
+            loss -= min(max(np.exp(ratio), low), high) * advantage - policy.tau * ratio**2
             count += 1
     return loss / count
 
