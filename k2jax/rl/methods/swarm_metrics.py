@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from k2jax.config.schema import ParlConfig
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.links import sub_trajectories
 from k2jax.trajectory.steps import POLICY, ROLE
 from k2jax.trajectory.swarm import SwarmRecord, swarm_record
 
@@ -74,10 +75,3 @@ def swarm_metrics(trajectories: Sequence[Trajectory], parl: ParlConfig) -> dict[
         for sub_agent in sub_trajectories(trajectory):
             tokens[sub_agent.metadata.get(ROLE, POLICY)] += sub_agent.sampled_tokens
     return record | {f"tokens/{role}": count / len(trajectories) for role, count in sorted(tokens.items())}
-
-
-def sub_trajectories(trajectory: Trajectory) -> Iterator[Trajectory]:
-    """The sub-episodes of an episode at every depth, in the order of their numbers, those of one behind it."""
-    for number in sorted(trajectory.spawned):
-        yield trajectory.spawned[number]
-        yield from sub_trajectories(trajectory.spawned[number])
