@@ -19,7 +19,7 @@ from k2jax.agents.collect.journal import SHARDS
 from k2jax.agents.collect.launchers import LocalLauncher, WorkerHandle, WorkerLauncher
 from k2jax.agents.collect.lease_table import Ended, Lease, LeaseTable
 from k2jax.agents.collect.monitoring import ChromeTrace
-from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire import VERSION, FrameConnection, other_version, version_of
 from k2jax.agents.collect.wire_messages import (
     LEASE_AND_NUMBER,
     NUMBER,
@@ -188,6 +188,8 @@ class LeaseScheduler(ABC):
 
     def _act(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
         if kind == WorkerMessage.READY:
+            if version_of(body) != VERSION:
+                raise UserError(other_version("a worker", version_of(body)))
             worker.ready, self._dead_on_arrival = True, 0
             self._table.join(worker.shard, self._capacity)
             if self._trace is not None:
