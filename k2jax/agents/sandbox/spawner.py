@@ -113,7 +113,7 @@ class SandboxSpawner:
         self, connection: socket.socket, stage: SandboxStage, program: str, *, launcher: Launcher, groups: bool
     ):
         self._connection, self._stage = connection, stage
-        self._program, self._launcher = program, launcher
+        self._program, self._launcher, self._mark = program, launcher, os.fsencode(stage.path.name)
         self._groups = cgroup.GroupPool(cgroup.hold(cgroup.find()) if groups else {}, f"{os.getpid()}-")
         stage.forget("/sys")
         self._selector = selectors.DefaultSelector()
@@ -225,7 +225,7 @@ class SandboxSpawner:
         entrances = box.group.entrances()
         plan = Plan(
             program=self._program,
-            invocation=invocation,
+            invocation=invocation._replace(argv=[self._mark, *invocation.argv[1:]]),
             namespace=box.files.namespace,
             user=self._stage.user,
             entrances=entrances,

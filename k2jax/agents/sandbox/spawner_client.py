@@ -7,11 +7,13 @@ import contextlib
 import itertools
 import os
 from pathlib import Path
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from typing import Any, NamedTuple
 
 from k2jax.agents.sandbox import cgroup, wire
@@ -150,6 +152,7 @@ class Link:
         for future in waiting:
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
         if self._process.wait() != 0:  # it could not clean up
+            end_marked(os.path.basename(self._folder).encode(), _PATIENCE)
             cgroup.remove_left_over(f"{self._process.pid}-", _PATIENCE)
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)
@@ -165,6 +168,33 @@ class Link:
             future.set_exception(SandboxError(message.record["failure"]))
         else:
             future.set_result(Answer(message.record, message.payload, descriptor))
+
+
+def end_marked(mark: bytes, patience: float) -> None:
+    """Kills what a spawner has left that was killed itself, by a mark in the command lines of all that it starts.
+
+    A command is bound to its spawner's life a moment after it begins; until then it does not notice that its spawner
+    has ended, and waits for ever or runs to its end.
+
+    Args:
+        mark: name of the spawner's folder.
+        patience: how long to look for such processes [s].
+    """
+    end = time.monotonic() + patience
+    while (marked := _marked(mark)) and time.monotonic() < end:
+        for pid in marked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)  # one that was between two programs may show only now
+
+
+def _marked(mark: bytes) -> list[int]:
+    marked = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has just ended
+            if mark in Path("/proc", name, "cmdline").read_bytes():
+                marked.append(int(name))
+    return marked
 
 
 def _temporary() -> str:

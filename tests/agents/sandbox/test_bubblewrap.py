@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup
+from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup, spawner_client
 from k2jax.agents.sandbox import check as checking
 from k2jax.agents.sandbox.attacks import ATTACKS, Attack
 from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
@@ -115,6 +115,26 @@ def test_a_spawner_that_is_killed_fails_its_sandboxes_and_the_next_one_opens():
         wait_for(lambda: not os.path.exists(folder) and not groups_of(spawner))
         async with await backend.open(SandboxSpec()) as other:
             assert (await other.exec(["true"])).code == 0
+
+    with_backend(use)
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.01, 0.015, 0.02, 0.03])
+def test_commands_that_are_being_started_when_their_spawner_is_killed_do_not_outlive_it(delay):
+    """Bubblewrap binds a command to its parent's life only once its namespaces are there."""
+
+    async def use(backend):
+        async def work():
+            async with await backend.open(SandboxSpec()) as sandbox:
+                await sandbox.exec(["sleep", "0.3"])
+
+        await work()  # the spawner is there
+        mark = os.path.basename(backend._link._folder).encode()
+        working = [asyncio.ensure_future(work()) for _ in range(6)]
+        await asyncio.sleep(delay)
+        os.kill(backend._link._process.pid, signal.SIGKILL)
+        await asyncio.gather(*working, return_exceptions=True)
+        wait_for(lambda: not spawner_client._marked(mark))
 
     with_backend(use)
 
