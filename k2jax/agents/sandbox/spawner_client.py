@@ -27,6 +27,10 @@ _COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM, _PACKAGE_PARENT)
 _PATIENCE = 20.0
 """How long a spawner may take to start [s]."""
 
+_QUIET = 0.5
+"""Time in which nothing of a dead spawner shows, after which there is nothing: a process that is becoming another
+program has no command line for a moment [s]."""
+
 
 class Answer(NamedTuple):
     """What the spawner answered.
@@ -180,12 +184,14 @@ def end_marked(mark: bytes, patience: float) -> None:
         mark: name of the spawner's folder.
         patience: how long to look for such processes [s].
     """
-    end = time.monotonic() + patience
-    while (marked := _marked(mark)) and time.monotonic() < end:
-        for pid in marked:
+    now = time.monotonic()
+    end, quiet = now + patience, now + _QUIET
+    while time.monotonic() < min(end, quiet):
+        for pid in _marked(mark):
+            quiet = time.monotonic() + _QUIET
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)  # one that was between two programs may show only now
+        time.sleep(_QUIET / 20)
 
 
 def _marked(mark: bytes) -> list[int]:
