@@ -97,7 +97,7 @@ def open_workers(
         parts.opened.callback(each.stop)
     sampled = {name: model.sampling for name, model in frozen.items()}
     roles = {name: RoleClient(clients[name], parts.chat, parts.tokenizer, sampled[name]) for name in frozen}
-    log = GroupLog(parts.workdir, rollout.samples)
+    log = GroupLog(parts.workdir, rollout.samples, parts.identity)
     window = DrawWindow(
         rollout.prompts, rollout.look_ahead * rollout.prompts, rollout.prompts * max(1, config.train.steps)
     )

@@ -129,12 +129,13 @@ def test_commands_that_are_being_started_when_their_spawner_is_killed_do_not_out
                 await sandbox.exec(["sleep", "0.3"])
 
         await work()  # the spawner is there
-        mark = os.path.basename(backend._link._folder).encode()
+        folder = backend._link._folder
         working = [asyncio.ensure_future(work()) for _ in range(6)]
         await asyncio.sleep(delay)
         os.kill(backend._link._process.pid, signal.SIGKILL)
         await asyncio.gather(*working, return_exceptions=True)
-        wait_for(lambda: not spawner_client._marked(mark))
+        wait_for(lambda: not os.path.exists(folder))
+        assert not spawner_client._marked(os.path.basename(folder).encode())
 
     with_backend(use)
 
