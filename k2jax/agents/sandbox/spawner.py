@@ -25,6 +25,7 @@ from k2jax.agents.sandbox.launcher import Launcher
 from k2jax.agents.sandbox.mount_namespace import BoxFiles, SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
 from k2jax.agents.sandbox.running_command import RunningCommand, parent_of
+from k2jax.agents.sandbox.warden import start_warden
 
 LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
 _OWN_PROCESSES = 2
@@ -314,6 +315,7 @@ def run(words: Sequence[str]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)
+    start_warden(folder)
     os.umask(0o022)  # others read what it writes for them
     try:
         adopt_orphans()

@@ -7,16 +7,14 @@ import contextlib
 import itertools
 import os
 from pathlib import Path
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from typing import Any, NamedTuple
 
-from k2jax.agents.sandbox import cgroup, wire
+from k2jax.agents.sandbox import wire
 from k2jax.agents.sandbox.types import SandboxError
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
@@ -26,10 +24,6 @@ _PROGRAM = (
 _COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM, _PACKAGE_PARENT)
 _PATIENCE = 20.0
 """How long a spawner may take to start [s]."""
-
-_QUIET = 0.5
-"""Time in which nothing of a dead spawner shows, after which there is nothing: a process that is becoming another
-program has no command line for a moment [s]."""
 
 
 class Answer(NamedTuple):
@@ -155,11 +149,7 @@ class Link:
             self._connection.close()
         for future in waiting:
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
-        if self._process.wait() != 0:  # it could not clean up
-            end_marked(os.path.basename(self._folder).encode(), _PATIENCE)
-            cgroup.remove_left_over(f"{self._process.pid}-", _PATIENCE)
-            with contextlib.suppress(OSError):
-                os.rmdir(self._folder)
+        self._process.wait()  # a warden cleans up behind one that could not
 
     def _resolve(self, message: wire.Message, descriptors: list[int]) -> None:
         descriptor = descriptors.pop(0) if message.record.keys() & {"box", "started"} else None
@@ -172,35 +162,6 @@ class Link:
             future.set_exception(SandboxError(message.record["failure"]))
         else:
             future.set_result(Answer(message.record, message.payload, descriptor))
-
-
-def end_marked(mark: bytes, patience: float) -> None:
-    """Kills what a spawner has left that was killed itself, by a mark in the command lines of all that it starts.
-
-    A command is bound to its spawner's life a moment after it begins; until then it does not notice that its spawner
-    has ended, and waits for ever or runs to its end.
-
-    Args:
-        mark: name of the spawner's folder.
-        patience: how long to look for such processes [s].
-    """
-    now = time.monotonic()
-    end, quiet = now + patience, now + _QUIET
-    while time.monotonic() < min(end, quiet):
-        for pid in _marked(mark):
-            quiet = time.monotonic() + _QUIET
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_QUIET / 20)
-
-
-def _marked(mark: bytes) -> list[int]:
-    marked = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has just ended
-            if mark in Path("/proc", name, "cmdline").read_bytes():
-                marked.append(int(name))
-    return marked
 
 
 def _temporary() -> str:

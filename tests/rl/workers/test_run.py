@@ -10,8 +10,8 @@ from k2jax.agents.registry import environments
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
+from k2jax.rl.policy import Policy
 from k2jax.rl.setup import check_config
-from k2jax.rl.updates import Trainer
 from k2jax.rl.workers.group_log import FOLDER
 from k2jax.rl.workers.tracing import EPISODES, PHASES
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
@@ -91,17 +91,19 @@ def test_complete_groups_are_used_where_a_run_died_before_its_first_checkpoint(t
     class DiedError(Exception):
         pass
 
-    def dies(*arguments, **options):
-        raise DiedError
+    def dies(self, params, step):
+        if step:
+            raise DiedError
+        push(self, params, step)
 
-    begun, episode = set(), WorkerEpisodes.episode
+    begun, episode, push = set(), WorkerEpisodes.episode, Policy.push
 
     def noted(self, step, group, sample, **options):
         begun.add((group.purpose, *group.key))
         return episode(self, step, group, sample, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "update", dies)
+        patched.setattr(Policy, "push", dies)  # behind the first update
         with pytest.raises(DiedError):
             train(tiny(**OPTIONS), tmp_path / "run")
     store = TrajectoryStore(tmp_path / "run" / FOLDER)
