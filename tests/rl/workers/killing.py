@@ -16,6 +16,7 @@ from tests.agents.gateway.repository import SMALL_AGENT, small_agent
 from tests.agents.sandbox.backends import processes_below
 from tests.rl import sandboxed
 from tests.rl.test_black_box import config_with_agent
+from tests.rl.test_kills_with_sandboxes import names
 
 STEPS = 6
 FLAGS = (
@@ -106,6 +107,11 @@ def kill_one(pids):
 def below(*pids):
     """Pids of everything that some processes have started."""
     return set().union(*map(processes_below, pids))
+
+
+def left_of(pids):
+    """Names of processes, but for those that a cluster keeps for the next actor."""
+    return [name for name in names(pids) if not name.startswith("ray::IDLE")]
 
 
 def complete(folder, samples):

@@ -16,8 +16,17 @@ from k2jax.rl.workers.group_log import FOLDER
 from tests.agents.collect.ray_cluster import three_nodes
 from tests.rl.runs import SECONDS, run_to_the_end, start
 from tests.rl.test_kills import MOMENTS
-from tests.rl.test_kills_with_sandboxes import assert_nothing_is_left, groups, names, orphans, temporary  # noqa: F401
-from tests.rl.workers.killing import HARNESS, TOOLS, Scenario, assert_every_prompt_once, below, complete, kill_one
+from tests.rl.test_kills_with_sandboxes import assert_nothing_is_left, groups, orphans, temporary  # noqa: F401
+from tests.rl.workers.killing import (
+    HARNESS,
+    TOOLS,
+    Scenario,
+    assert_every_prompt_once,
+    below,
+    complete,
+    kill_one,
+    left_of,
+)
 
 KILLS = int(os.environ.get("K2JAX_TEST_KILLS", "5"))
 MOMENT_NAMES = ["start", "rollout", "training", "saved", "group"]
@@ -47,11 +56,6 @@ CASES = [
     case("agents in workers", HARNESS, 2),
     case("agents in actors", HARNESS, 3, ray=True),
 ]
-
-
-def left_of(pids):
-    """Names of processes, but for those that a cluster keeps for the next actor."""
-    return [name for name in names(pids) if not name.startswith("ray::IDLE")]
 
 
 @pytest.mark.parametrize(("scenario", "cluster"), CASES, indirect=["cluster"])
