@@ -149,7 +149,9 @@ class Link:
             self._connection.close()
         for future in waiting:
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
-        self._process.wait()  # a warden cleans up behind one that could not
+        if self._process.wait() != 0:  # its warden cleans up behind it, if it came to start one
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)
 
     def _resolve(self, message: wire.Message, descriptors: list[int]) -> None:
         descriptor = descriptors.pop(0) if message.record.keys() & {"box", "started"} else None

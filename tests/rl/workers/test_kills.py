@@ -14,6 +14,7 @@ import pytest
 
 from k2jax.rl.workers.group_log import FOLDER
 from tests.agents.collect.ray_cluster import three_nodes
+from tests.conftest import SLOW_SECONDS
 from tests.rl.runs import SECONDS, run_to_the_end, start
 from tests.rl.test_kills import MOMENTS
 from tests.rl.test_kills_with_sandboxes import assert_nothing_is_left, groups, orphans, temporary  # noqa: F401
@@ -33,7 +34,7 @@ MOMENT_NAMES = ["start", "rollout", "training", "saved", "group"]
 
 
 @pytest.fixture
-def cluster(request):
+def cluster(request, temporary):  # noqa: F811 (its nodes keep sandboxes where the test looks for them)
     """Pids of a cluster's nodes and the flag that names it; none where the run needs none."""
     with contextlib.ExitStack() as opened:
         if not request.param:
@@ -45,7 +46,7 @@ def cluster(request):
 
 
 def case(name, size, workers, ray=False):
-    marks = [pytest.mark.external] if ray else [pytest.mark.slow]
+    marks = [pytest.mark.external, pytest.mark.timeout(SLOW_SECONDS)] if ray else [pytest.mark.slow]
     return pytest.param(Scenario(*size, workers), ray, id=name, marks=marks)
 
 

@@ -20,11 +20,15 @@ def raylet_of(node):
     return node.all_processes["raylet"][0].process.pid
 
 
-def test_a_node_that_dies_in_an_iteration_costs_no_group_and_its_leases_go_to_the_others(tmp_path, request):
+def test_a_node_that_dies_in_an_iteration_costs_no_group_and_its_leases_go_to_the_others(
+    tmp_path,
+    request,
+    temporary,  # noqa: F811
+):
     scenario, workdir = Scenario(*TOOLS, workers=3), tmp_path / "run"
     (tmp_path / "config.py").write_text(scenario.config)
     with three_nodes() as (cluster, others):
-        left, folder = request.getfixturevalue("orphans"), request.getfixturevalue("temporary")
+        left = request.getfixturevalue("orphans")  # of what the cluster does not start by itself
         raylets = [raylet_of(node) for node in (cluster.head_node, *others)]
         process = start(tmp_path / "config.py", workdir, *scenario.flags, f"--config.rl.rollout.ray={cluster.address}")
 
@@ -44,4 +48,4 @@ def test_a_node_that_dies_in_an_iteration_costs_no_group_and_its_leases_go_to_th
         assert process.returncode == 0, stderr
         assert known and len([node for node in raylets if os.path.exists(f"/proc/{node}/cwd")]) == 2
         assert assert_every_prompt_once(workdir, known, scenario.samples) == 0
-        assert_nothing_is_left(lambda: (left_of(left()), list(folder.glob("k2jax-sandbox-*"))))
+        assert_nothing_is_left(lambda: (left_of(left()), list(temporary.glob("k2jax-sandbox-*"))))
