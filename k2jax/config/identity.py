@@ -29,6 +29,7 @@ FIXED = (
     "rl.updates",
     "rl.loss.ptx_rows",
     "rl.toggle",
+    "rl.parl",
     "rl.critic",
 )
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""

@@ -91,7 +91,7 @@ def open_rl(
                 methods.restore(run.extra)
             sampler.begin(run.start)
             policy.push(run.state.params, run.start)
-            yield run, sampler, policy, Trainer(run, methods.has_signal, media), methods
+            yield run, sampler, policy, Trainer(run, methods.has_signal, media, methods.samples), methods
         if processes.is_first():
             write_results(run, run.status, command)
             print(last_line(run, command))

@@ -92,6 +92,8 @@ class Trajectory:
         error: why it is masked.
         metadata: JSON values.
         purpose: what the episode is for, see ``env.episode_key``; with ``key`` it names the episode in a run.
+        spawned: its sub-episodes that have ended, by number; they are stored with it. None of their tokens is among
+            this trajectory's.
     """
 
     task: str
@@ -104,6 +106,7 @@ class Trajectory:
     error: str = ""
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     purpose: Purpose = "train"
+    spawned: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
 
     def add(self, node: Node) -> int:
         """Appends a node and returns its index.
