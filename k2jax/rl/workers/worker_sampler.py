@@ -80,6 +80,8 @@ class WorkerSampler:
 
     def begin(self, step: int) -> None:
         """See ``Sampler``."""
+        if step == 0:  # an earlier start may have completed groups, though it came to no checkpoint
+            self._event_loop.run(_called(self._rollouts.restore, 0, ()))
         self._retention.note(step, self._began())
 
     def groups(self, step: int) -> Iterator[PromptGroup]:
