@@ -20,6 +20,7 @@ from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.encoding import decode, encode
 from k2jax.trajectory.steps import (
+    AGENT,
     MOST_CALLS,
     SPAWNED,
     add_spawned,
@@ -112,7 +113,9 @@ def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
     node.message["tool_calls"][:] = [{"function": {"name": name}} for name in names]
     trajectory.add(node)
     assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 3)
-    add_spawned(trajectory, 0, (1, 3), agent([(2, ())]))
+    child = agent([(2, ())])
+    child.metadata[AGENT] = "x"  # one without a name is created with its task
+    add_spawned(trajectory, 0, (1, 3), child)
     assert (critical_steps_so_far(trajectory), total_steps_so_far(trajectory)) == (2 + 2, 2 + 2)
     for name in names[:2] + names[3:]:
         message = {"role": "tool", "name": name, "content": "ok"}
