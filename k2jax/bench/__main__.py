@@ -21,6 +21,7 @@ Example:
     python -m k2jax.bench asynchronous_scale  # 10,000 live episodes around the real loop: how late its event loop is
     python -m k2jax.bench swarm         # 32 assignments of one answer beside the longest; 1,000 orchestrators at a time
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
+    python -m k2jax.bench instances     # engines of orchestrators and sub-agents: a ratio by load against fixed ones
     python -m k2jax.bench gateway       # processor time of an agent's request, beside the engine's own
     python -m k2jax.bench dep           # the decoupled encoder against the tower in stage 0, and a step with images
     python -m k2jax.bench vision        # the tower, forward and backward, against transformers (extra [parity])
@@ -56,6 +57,7 @@ NAMES = (
     "gateway",
     "rollout",
     "routing",
+    "instances",
     "asynchronous",
     "asynchronous_scale",
     "swarm",

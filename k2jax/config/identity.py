@@ -36,7 +36,7 @@ FIXED = (
 
 FREE = (
     r"data\.(on_corrupt|workers|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
-    r"|rl\.tasks\..*\.pass_rates|rl\.roles\..*\.(checkpoint|slots)|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
+    r"|rl\.tasks\..*\.pass_rates|rl\.roles\..*\.(checkpoint|later|slots)|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
 )
 """Keys below FIXED ones that change neither (of corpora, tasks and roles the contents are compared, not the path)."""
 

@@ -81,6 +81,8 @@ class RoleConfig:
     top_p: PositiveShare = 1.0  #: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all
     top_k: NonNegativeInt = 0  #: keeps this many of the most likely tokens; 0 keeps all
     slots: PositiveInt = 16  #: sequences that run at a time, over all devices
+    later: tuple[str, ...] = ()  #: checkpoints, of any architecture, that replace it one after the other
+    later_from: tuple[int, ...] = ()  #: iterations, from 2, at whose beginnings they do; one for each, ascending
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

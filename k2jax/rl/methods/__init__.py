@@ -4,7 +4,7 @@ Reading order: ``base`` has the hooks, and the sum of a run's methods. ``toggle`
 and ``distillation`` bring terms of the loss (with ``teachers`` and ``teacher_table``), ``mcla`` and ``loss_masks`` look
 at all updates before the first (``scoring_pass`` gives log-probabilities), ``critic`` (with ``judges``) rewards by
 comparison, ``parl`` rewards agents for what their sub-agents do at once (with ``swarm_metrics``), ``held_out``
-evaluates.
+evaluates, ``role_schedule`` exchanges frozen checkpoints.
 A new method is a file with a subclass of ``Method`` and a line in ``METHODS``.
 """
 
@@ -16,6 +16,7 @@ from k2jax.rl.methods.loss_masks import LossMasks
 from k2jax.rl.methods.mcla import MCLA
 from k2jax.rl.methods.parl import PARL
 from k2jax.rl.methods.ptx import PTXRows
+from k2jax.rl.methods.role_schedule import RoleSchedule
 from k2jax.rl.methods.toggle import Toggle
 
 METHODS: tuple[type[Method], ...] = (
@@ -27,8 +28,12 @@ METHODS: tuple[type[Method], ...] = (
     LossMasks,
     PTXRows,
     HeldOutEvaluation,
+    RoleSchedule,
 )
-"""All methods, in the order of their hooks: rows of PTX come behind those that others read, evaluation at the end."""
+"""All methods, in the order of their hooks: rows of PTX come behind those that others read, evaluation at the end.
+
+What answers in the next iteration is loaded behind the evaluation.
+"""
 
 
 def open_methods(parts: Parts) -> Methods:

@@ -112,8 +112,8 @@ def open_workers(
     failures.append(rollouts.fail)
     sampler = WorkerSampler(
         parts.run,
-        [engine, *(model.engine for model in frozen.values())],
-        list(clients.values()),
+        engine,
+        clients,
         parts.event_loop,
         probe=probe,
         trace=trace,

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,7 @@ swarms = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(swarms, st.sampled_from(["assigned", "created"]), st.integers(1, 6), st.integers(1, 8))
 def test_terms_are_bounded_and_the_formula_s_in_every_iteration(episodes, counted, wanted, step):
     rng = np.random.default_rng(0)
@@ -165,9 +166,9 @@ def test_metrics_of_an_iteration_and_of_an_evaluation():
     record = PARL(config).record(3, [group_of(first, other, masked), group_of(first, kind=CRITIC)])
     # Answers of the first: 3 calls that create, 3 assignments in one stage, none; of the other 1 step for each.
     expected = {
-        "created": 3 / 2, "used": 2 / 2, "assigned": 3 / 2, "finished": 2 / 2, "total_steps": (3 + 3 + 1 + 3 + 3) / 2,
+        "created": 3 / 2, "used": 2 / 2, "assigned": 3 / 2, "finished": 2 / 2, "total_steps": (3 + 1 + 1 + 3 + 3) / 2,
         "critical_steps": (3 + 1 + 1 + 1 + 3) / 2, "peak": 3 / 2, "peak_max": 3, "score": 0.25, "truncated": 0.5,
-        "parallel": 0.25, "finish": 1 / 3, "parallelism": 13 / 9, "orchestrator_tokens": 12, "tokens/helper": 9 / 2,
+        "parallel": 0.25, "finish": 1 / 3, "parallelism": 11 / 9, "orchestrator_tokens": 12, "tokens/helper": 9 / 2,
         "parallel_weight": 0.15, "finish_weight": 0.1,
     }  # fmt: skip
     assert record == pytest.approx({f"swarm/{name}": value for name, value in expected.items()})
@@ -175,7 +176,7 @@ def test_metrics_of_an_iteration_and_of_an_evaluation():
     evaluation = asyncio.run(PARL(config).evaluate([group_of(first, masked), group_of(other, masked)]))
     names = [name for name in expected if not name.endswith("_weight")]
     both = {f"eval/swarm/{name}": expected[name] for name in names}
-    by_domain = {"score/d": 0.5, "score/e": 0, "parallelism/d": 10 / 6, "parallelism/e": 1}
+    by_domain = {"score/d": 0.5, "score/e": 0, "parallelism/d": 8 / 6, "parallelism/e": 1}
     by_domain |= {"critical_steps/d": 6, "critical_steps/e": 3}
     assert evaluation == pytest.approx(both | {f"eval/swarm/{name}": value for name, value in by_domain.items()})
 
@@ -213,8 +214,8 @@ def gradient(rows, table):
 def formula(trajectories, advantages, table):
     """The same in float64, over the sampled tokens of trajectories."""
     loss, count = 0.0, 0
-    settings = tiny(**{"rl.loss.name": "k2.5"}).rl.loss
-    low, high = settings.band
+    policy = tiny(**{"rl.loss.name": "k2.5"}).rl.loss
+    low, high = policy.band
     for trajectory, advantage in zip(trajectories, advantages, strict=True):
         (leaf,) = trajectory.leaves()
         path = [trajectory.nodes[index] for index in trajectory.path(leaf)]
@@ -224,7 +225,7 @@ def formula(trajectories, advantages, table):
             logits = table[tokens[place - 1]]
             logprob = logits[tokens[place]] - np.log(np.exp(logits).sum())
             ratio = logprob - float(old[place])
-            loss -= min(max(np.exp(ratio), low), high) * advantage - settings.tau * ratio**2
+            loss -= min(max(np.exp(ratio), low), high) * advantage - policy.tau * ratio**2
             count += 1
     return loss / count
 
