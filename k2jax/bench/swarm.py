@@ -116,7 +116,8 @@ def run_scale(orchestrators: int = ORCHESTRATORS, answer: float = ANSWER) -> Swa
     """Runs orchestrators at a time, and prints what was measured.
 
     Args:
-        orchestrators: each assigns 1 to ``LIVE`` tasks in one answer, twice.
+        orchestrators: each assigns 1 to ``LIVE`` tasks in one answer, twice; they begin one after another within the
+            time of an answer.
         answer: mean time of an answer of the engine [s].
     """
     result = run(_scale(orchestrators, answer))
@@ -141,7 +142,8 @@ async def _scale(orchestrators: int, answer: float) -> SwarmScale:
     idle: list[Lag] = []
     with idle_process(idle), LargestMemory() as memory:
         async with LagProbe() as probe:
-            ended = await asyncio.gather(*map(swarm.orchestrate, range(orchestrators)))
+            begins = np.linspace(0.0, answer, orchestrators)  # a thousand that begin at once are one long callback
+            ended = await asyncio.gather(*map(swarm.orchestrate, range(orchestrators), begins))
     records = [swarm_record(each) for each in ended]
     return SwarmScale(
         lag=probe.lag,
@@ -197,8 +199,9 @@ class _Swarm:
         self.times: list[tuple[float, float]] = []
         self.most = 0
 
-    async def orchestrate(self, number: int) -> Trajectory:
-        """The episode of an orchestrator."""
+    async def orchestrate(self, number: int, begin: float = 0.0) -> Trajectory:
+        """The episode of an orchestrator, which begins after a while [s]."""
+        await asyncio.sleep(begin)
         message = ({"role": "user", "content": GO},)
         task = Task(f"{number}", "bench", message, "", environment="tools", tools=self._tools)
         key = EpisodeKey("train", 1, number, 0)

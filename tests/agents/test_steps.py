@@ -114,7 +114,7 @@ def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
     trajectory.add(node)
     assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 3)
     child = agent([(2, ())])
-    child.metadata[AGENT] = "1"
+    child.metadata[AGENT] = "x"  # one without a name is created with its task
     add_spawned(trajectory, 0, (1, 3), child)
     assert (critical_steps_so_far(trajectory), total_steps_so_far(trajectory)) == (2 + 2, 2 + 2)
     for name in names[:2] + names[3:]:
