@@ -110,6 +110,7 @@ setup(
             "pytest-xdist>=3.6",
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
+            "networkx>=3",
             "ruff>=0.8",
             "import-linter>=2.1",
         ],

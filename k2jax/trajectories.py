@@ -14,6 +14,12 @@ Exports training rows, or demonstrations for supervised fine-tuning by rejection
     python -m k2jax.trajectories runs/post --step=40 --format=turns --out=rows.jsonl
     python -m k2jax.trajectories runs/post --filters=finished,correct_answer --out=demonstrations.jsonl
 
+The trajectories of sub-agents are rows of their own with --sub_agents, and are left out without it.
+
+Writes each episode as a file for tools that read the Agent Trajectory Interchange Format, its sub-agents embedded:
+
+    python -m k2jax.trajectories runs/post --step=40 --atif --out=episodes
+
 Writes how often each task was solved, which a class of tasks may be filtered by (config.rl.tasks.NAME.pass_rates):
 
     python -m k2jax.trajectories runs/rollouts --pass_rates --out=rates.json
@@ -21,7 +27,8 @@ Writes how often each task was solved, which a class of tasks may be filtered by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -36,7 +43,9 @@ from k2jax.files.atomic import write_atomic
 from k2jax.report.metrics import read_metrics
 from k2jax.text.tokenizer import Tokenizer, load_tokenizer
 from k2jax.trajectory import Trajectory, TrajectoryStore, exported, verify, write_jsonl
+from k2jax.trajectory.atif import atif_document, atif_name
 from k2jax.trajectory.filters import demonstrated_paths
+from k2jax.trajectory.links import sub_trajectories
 from k2jax.trajectory.pass_rates import pass_rates
 from k2jax.trajectory.store import FOLDER
 
@@ -55,6 +64,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("verify", False, "Check the stored trajectories.", flag_values=values)
     flags.DEFINE_string("format", None, "Export rows: tree, paths, turns or flat.", flag_values=values)
     flags.DEFINE_integer("length", None, "Most tokens of an exported row.", lower_bound=1, flag_values=values)
+    flags.DEFINE_bool("sub_agents", False, "Export the trajectories of sub-agents too.", flag_values=values)
+    flags.DEFINE_bool("atif", False, "Export every episode as a file of ATIF.", flag_values=values)
     flags.DEFINE_bool("pass_rates", False, "Write the share of right samples of every task.", flag_values=values)
     flags.DEFINE_list("filters", None, "Export demonstrations that pass these filters.", flag_values=values)
 
@@ -64,21 +75,20 @@ def main(values: flags.FlagValues, workdir: str) -> int:
     store = TrajectoryStore(Path(workdir) / FOLDER)
     if not store.steps():
         raise UserError(f"{workdir} has no trajectories; give the folder of a run of reinforcement learning")
-    if sum((values.verify, values.pass_rates, values.format is not None, values.filters is not None)) > 1:
-        raise UserError("--verify, --format, --filters and --pass_rates exclude each other; run the command for each")
+    rows = values.format is not None or values.filters is not None
+    if sum((values.verify, values.pass_rates, values.atif, values.format is not None, values.filters is not None)) > 1:
+        raise UserError(
+            "--verify, --format, --filters, --atif and --pass_rates exclude each other; run the command for each"
+        )
+    if values.sub_agents and not rows:
+        raise UserError("--sub_agents adds rows of sub-agents: give --format or --filters with it")
     if values.verify:
         return _verify(store, values.step)
     if values.pass_rates:
         return _write_pass_rates(values, store)
-    if values.format is not None:
-        rows = exported(store.read(_step(store, values.step)), values.format, values.length)
-        return _export(values, rows, Path(workdir))
-    if values.filters is not None:
-        paths = demonstrated_paths(_all(store, values.step), values.filters)
-        # The tokens before the first answer decide the split, also where a path trains on a later answer alone.
-        records = ({**path.to_json(), "prompt": int(np.argmax(path.written))} for path in paths)
-        return _export(values, records, Path(workdir))
-    return _show(values, store, Path(workdir))
+    if values.atif:
+        return _write_atif(values, store, Path(workdir))
+    return _export(values, store, Path(workdir)) if rows else _show(values, store, Path(workdir))
 
 
 def _step(store: TrajectoryStore, step: int | None) -> int:
@@ -110,26 +120,70 @@ def _write_pass_rates(values: flags.FlagValues, store: TrajectoryStore) -> int:
     return 0
 
 
-def _export(values: flags.FlagValues, records: Iterator[dict], workdir: Path) -> int:
+class _Exported:
+    """The trajectories of a command's rows: episodes, and with ``sub_agents`` those below each of them.
+
+    A sub-agent that was not scored by itself has the reward of its episode.
+    """
+
+    def __init__(self, sub_agents: bool):
+        self._sub_agents, self.left_out = sub_agents, 0
+
+    def of(self, episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        for episode in episodes:
+            yield episode
+            for each in sub_trajectories(episode):
+                if self._sub_agents:
+                    yield each if each.reward is not None else dataclasses.replace(each, reward=episode.reward)
+                else:
+                    self.left_out += 1
+
+
+def _export(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> int:
     """Writes rows of tokens, each with the fingerprint of the tokenizer that they are of; see ``data.token_rows``."""
+    chosen = _Exported(values.sub_agents)
+    if values.format is not None:
+        records = exported(chosen.of(store.read(_step(store, values.step))), values.format, values.length)
+    else:
+        paths = demonstrated_paths(chosen.of(_all(store, values.step)), values.filters)
+        # The tokens before the first answer decide the split, also where a path trains on a later answer alone.
+        records = ({**path.to_json(), "prompt": int(np.argmax(path.written))} for path in paths)
     cli.require(values, "out")
     if not values.out.endswith(ROWS):
         raise UserError(f"--out is {values.out}, and rows are JSON lines; give it a name that ends with {ROWS}")
     fingerprint = load_tokenizer(workdir / "tokenizer").fingerprint
-    print(
-        f"{values.out}: {write_jsonl(values.out, ({**record, 'tokenizer': fingerprint} for record in records)):,} lines"
-    )
+    count = write_jsonl(values.out, ({**record, "tokenizer": fingerprint} for record in records))
+    print(f"{values.out}: {count:,} lines")
+    if chosen.left_out:
+        print(f"{chosen.left_out:,} trajectories of sub-agents are left out; --sub_agents exports them too")
     return 0
+
+
+def _write_atif(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> int:
+    cli.require(values, "out")
+    if values.out.endswith(ROWS):
+        raise UserError(f"--out is {values.out}, and --atif writes a file for each episode; give it a folder")
+    folder, count = Path(values.out), 0
+    for trajectory in _of_prompt(values, store.read(_step(store, values.step))):
+        document = atif_document(trajectory, workdir.resolve().name)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / f"{atif_name(trajectory)}.json", json.dumps(document, allow_nan=False) + "\n")
+        count += 1
+    print(f"{folder}: {count:,} episodes")
+    return 0
+
+
+def _of_prompt(values: flags.FlagValues, trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    return (each for each in trajectories if values.prompt is None or each.key[1] == values.prompt)
 
 
 def _show(values: flags.FlagValues, store: TrajectoryStore, workdir: Path) -> int:
     if values.out and values.out.endswith(ROWS):
         raise UserError(f"--out is {values.out}, and this writes a page: give --format or --filters to export rows")
     step = _step(store, values.step)
-    chosen = (t for t in store.read(step) if values.prompt is None or t.key[1] == values.prompt)
     path = write_page(
         values.out or workdir / "trajectories.html",
-        chosen,
+        _of_prompt(values, store.read(step)),
         decoder(load_tokenizer(workdir / "tokenizer")),
         title=f"{workdir.resolve().name}, iteration {step}",
         records=read_metrics(workdir, most_lists=1),

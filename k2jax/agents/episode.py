@@ -29,7 +29,7 @@ from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.answers import COPIES, is_answer
-from k2jax.trajectory.steps import add_spawned, steps_record, turns_so_far, used_up_limit
+from k2jax.trajectory.steps import AGENT, NO_CALL, add_spawned, steps_record, turns_so_far, used_up_limit
 from k2jax.trajectory.types import ROOT
 
 NO_EXPERTS = -1
@@ -70,15 +70,14 @@ class Rollout:
         self.task = task
         self.key = key
         self.trajectory = Trajectory(task.id, task.domain, key.place, purpose=key.purpose)
+        if AGENT in task.metadata:  # the name that whoever spawned it has for it
+            self.trajectory.metadata[AGENT] = task.metadata[AGENT]
         self.client, self.chat, self.tokenizer = client, chat, tokenizer
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._token_limit = _UNLIMITED
 
     def begin(self) -> None:
-        """Begins an attempt: a rebuilt environment spawns its sub-episodes again, and those that have ended are known.
-
-        They are recognised by their order.
-        """
+        """Begins an attempt: a rebuilt environment spawns its sub-episodes again, in the same order."""
         if self._spawner is not None:
             self._spawner.begin()
 
@@ -91,6 +90,8 @@ class Rollout:
         if trajectory.task != self.task.id or trajectory.status != "unfinished":
             raise ValueError(f"a {trajectory.status} trajectory of the task {trajectory.task!r} cannot go on")
         self.trajectory = trajectory
+        if self._spawner is not None:
+            self._spawner.resume(trajectory.spawned)
 
     @property
     def may_pause(self) -> bool:
@@ -101,30 +102,31 @@ class Rollout:
         """Lets the episode grow by so many sampled tokens from here on."""
         self._token_limit = self.trajectory.sampled_tokens + tokens
 
-    async def spawn(self, task: Task, kind: str = "", role: str = "") -> Trajectory:
+    async def spawn(self, task: Task, kind: str = "", role: str = "", *, call: int = NO_CALL, **end: Any) -> Trajectory:
         """Runs another task as a sub-episode, with random numbers of its own.
 
         Several may run at a time. They end with this episode, and cancelling the coroutine cancels the sub-episode. The
-        metadata keep under ``SPAWNED`` what became of each.
+        trajectory keeps each in ``spawned``, and its metadata under ``SPAWNED`` what became of it.
 
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task, which decides how it is sampled; this episode's by default.
-            role: who answers, see ``roles``; whoever answers in this episode by default. A role other than the policy
-                says itself how it is sampled.
+            role: who answers; as in this episode by default. Of another role than the policy see ``RoleClient``.
+            call: number of the call of a tool, within its answer, that spawns it.
+            end: ``may_fail`` and ``seconds``, see ``Spawner.spawn``.
 
         Returns:
             Its trajectory, finished or truncated, with a reward where the task has a verifier.
 
         Raises:
-            InfrastructureError: it was masked.
+            InfrastructureError: it was masked, and may not be.
             UserError: whoever runs this episode runs no sub-episodes, or none of this role.
         """
         if self._spawner is None:
             raise UserError(f"the task {self.task.id!r} starts sub-episodes, and nothing here runs them")
         turn = turns_so_far(self.trajectory)
-        number, ended = await self._spawner.spawn(task, kind, role)
-        add_spawned(self.trajectory, number, turn, ended)
+        number, ended = await self._spawner.spawn(task, kind, role, **end)
+        add_spawned(self.trajectory, number, (turn, call), ended)
         return ended
 
     def observe(self, node: int, messages: Sequence[Message]) -> int:

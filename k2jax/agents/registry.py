@@ -152,6 +152,7 @@ toolsets = Registry(
         "search": "k2jax.agents.toolsets.search:SearchTools",
         "shell": "k2jax.agents.toolsets.shell:ShellTool",
         "store": "k2jax.agents.toolsets.store:StoreTools",
+        "swarm": "k2jax.agents.swarm.swarm_tools:SwarmTools",
     },
 )
 """Makers of toolsets: called with the options, once for every episode."""
@@ -176,6 +177,7 @@ components = Registry(
     {
         "remote": "k2jax.agents.environments.remote:remote",
         "suffix": "k2jax.agents.components:suffix",
+        "swarm": "k2jax.agents.swarm.prompt:swarm_prompt",
         "system": "k2jax.agents.components:system",
     },
 )

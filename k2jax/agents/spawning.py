@@ -7,14 +7,17 @@ that is rebuilt spawns the same ones again, in the same order, and those that ha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from k2jax.agents.errors import SubEpisodeError
 from k2jax.agents.roles import check_role
 from k2jax.agents.task import Task
+from k2jax.client import PromptTooLongError
+from k2jax.errors import InfrastructureError
 from k2jax.trajectory import Trajectory
-from k2jax.trajectory.steps import POLICY
+from k2jax.trajectory.steps import AGENT, POLICY, ROLE
 
 
 class SubEpisode(NamedTuple):
@@ -67,19 +70,28 @@ class Spawner:
         """Begins an attempt of the episode: its sub-episodes are counted from 0 again."""
         self._place = 0
 
-    async def spawn(self, task: Task, kind: str = "", role: str = "") -> tuple[int, Trajectory]:
+    def resume(self, ended: Mapping[int, Trajectory]) -> None:
+        """Goes on with an episode of which some sub-episodes have ended, by their numbers in it."""
+        self._ended = dict(ended)
+        self._runs = max(ended, default=-1) + 1
+
+    async def spawn(
+        self, task: Task, kind: str = "", role: str = "", *, may_fail: bool = False, seconds: float = 0.0
+    ) -> tuple[int, Trajectory]:
         """Runs a task to its end; cancelling the coroutine cancels the sub-episode.
 
         Args:
             task: what is asked; it may spawn others.
             kind: class of the task; that of the spawning episode by default.
             role: who answers; whoever answers in the spawning episode by default.
+            may_fail: whether a masked sub-episode is an outcome, which a rebuilt episode has again, and no failure.
+            seconds: after which one that has not ended is cancelled and masked; 0 is no limit [s].
 
         Returns:
             The number of the sub-episode in its episode, and its trajectory, finished or truncated.
 
         Raises:
-            SubEpisodeError: it was masked.
+            SubEpisodeError: it was masked, and may not be.
             UserError: nothing here answers as the role.
         """
         kind, role = kind or self._kind, role or self._role
@@ -89,8 +101,19 @@ class Spawner:
             number, self._runs = self._runs, self._runs + 1  # now, so that those spawned together keep their order
             path = (*self.path, number)
             spawner = Spawner(self._run, kind, path, role, self._roles)
-            trajectory = await self._run(SubEpisode(task, kind, path, spawner, role))
-            if trajectory.status == "masked":
+            trajectory = await _ended(self._run, SubEpisode(task, kind, path, spawner, role), seconds)
+            if trajectory.status == "masked" and not may_fail:
                 raise SubEpisodeError(trajectory.error)
             self._ended[place] = trajectory
         return place, self._ended[place]
+
+
+async def _ended(run: Run, spawned: SubEpisode, seconds: float) -> Trajectory:
+    """The trajectory of a sub-episode; where it has none, an empty one that is masked."""
+    try:
+        async with asyncio.timeout(seconds or None):
+            return await run(spawned)
+    except (InfrastructureError, PromptTooLongError, TimeoutError) as error:
+        task, reason = spawned.task, f"{type(error).__name__}: {error}"
+        about = {ROLE: spawned.role} | {key: task.metadata[key] for key in (AGENT,) if key in task.metadata}
+        return Trajectory(task.id, task.domain, (0, 0, 0), status="masked", error=reason, metadata=about)

@@ -66,6 +66,7 @@ class Task:
         limits = {
             "steps": config.steps,
             "critical_steps": config.critical_steps,
+            "total_steps": config.total_steps,
             "tokens": config.episode_tokens,
             "prompt_tokens": config.episode_prompt_tokens,
         }
@@ -82,10 +83,12 @@ class Task:
     def to_json(self) -> str:
         """The task as one line of JSON; ``from_json`` is the inverse.
 
-        What was added to tasks later stands there where it is no default, so that their checksums stay: limits, and
-        ``judge_truncated``.
+        What was added to tasks later stands there where it is no default, so that their checksums stay: limits,
+        ``judge_truncated`` and the budget of ``total_steps``.
         """
         values = dataclasses.asdict(self)
+        if self.budget.total_steps is None:
+            del values["budget"]["total_steps"]
         if self.judge_truncated:
             del values["judge_truncated"]
         if not (limits := self.limits.set_limits()):

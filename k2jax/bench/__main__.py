@@ -19,7 +19,9 @@ Example:
     python -m k2jax.bench rollout       # 100,000 concurrent episodes at a simulated engine: how late the scheduler is
     python -m k2jax.bench asynchronous  # the sampler that waits for no tool beside lockstep, in the real loop
     python -m k2jax.bench asynchronous_scale  # 10,000 live episodes around the real loop: how late its event loop is
+    python -m k2jax.bench swarm         # 32 assignments of one answer beside the longest; 1,000 orchestrators at a time
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
+    python -m k2jax.bench instances     # engines of orchestrators and sub-agents: a ratio by load against fixed ones
     python -m k2jax.bench gateway       # processor time of an agent's request, beside the engine's own
     python -m k2jax.bench dep           # the decoupled encoder against the tower in stage 0, and a step with images
     python -m k2jax.bench vision        # the tower, forward and backward, against transformers (extra [parity])
@@ -55,8 +57,10 @@ NAMES = (
     "gateway",
     "rollout",
     "routing",
+    "instances",
     "asynchronous",
     "asynchronous_scale",
+    "swarm",
     "dep",
     "vision",
 )

@@ -123,7 +123,7 @@ def _run(
         return made[0]
 
     idle: list[Lag] = []
-    with _idle_process(idle), _Memory() as memory, open_rl(config, workdir, make_client=make) as opened:
+    with idle_process(idle), LargestMemory() as memory, open_rl(config, workdir, make_client=make) as opened:
         run, sampler, _, _, methods = opened
         sampler.run(probe.__aenter__())
         methods.begin(run, sampler)
@@ -147,7 +147,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _idle_process(lags: list[Lag]) -> Iterator[None]:
+def idle_process(lags: list[Lag]) -> Iterator[None]:
     """Appends the lag of a process that does nothing during a ``with`` block."""
     argv = [sys.executable, "-m", "k2jax.bench.idle_process"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -155,14 +155,14 @@ def _idle_process(lags: list[Lag]) -> Iterator[None]:
         lags.append(Lag(**json.loads(process.communicate()[0])))
 
 
-class _Memory:
+class LargestMemory:
     """The memory of this process and of those that it has started, sampled for a ``with`` block.
 
     Attributes:
         largest: that was seen [bytes].
     """
 
-    def __enter__(self) -> _Memory:
+    def __enter__(self) -> LargestMemory:
         self.largest, self._over = 0, threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-import heapq
 import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from k2jax.agents.collect.routing import BLOCK, KnownBlocks, Policy, Router, chained_blocks
+from k2jax.bench.event_clock import EventClock
 from k2jax.bench.timing import Row, cost_row
 
 ENGINES, SLOTS, CACHE = 4, 32, 400_000  # engines, sequences of each, tokens of its cache
@@ -97,7 +97,7 @@ def make_trace(seed: int, groups: int = GROUPS) -> list[TraceEpisode]:
 
 def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> PlayedTrace:
     """Plays a trace and returns what it costs."""
-    clock, engines = _Clock(), [_SimulatedEngine() for _ in range(ENGINES)]
+    clock, engines = EventClock(), [_SimulatedEngine() for _ in range(ENGINES)]
     router = Router(ENGINES, policy, bound=BOUND, tokens=CACHE)
     samples_left = Counter(episode.key[:2] for episode in trace)
     by_prompt = [trace[begin : begin + SAMPLES] for begin in range(0, len(trace), SAMPLES)]
@@ -128,23 +128,6 @@ def play(trace: list[TraceEpisode], policy: Policy, *, streamed: bool) -> Played
     return PlayedTrace(seconds * ENGINES / len(trace), seconds, sum(engine.hits for engine in engines) / asked)
 
 
-class _Clock:
-    """Calls functions in the order of their times."""
-
-    def __init__(self):
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-
-    def after(self, seconds: float, function: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), function))
-
-    def run(self) -> None:
-        while self._events:
-            self.now, _, function = heapq.heappop(self._events)
-            function()
-
-
 class _SimulatedEngine:
     """Slots, a queue and a cache of prefixes."""
 
@@ -153,7 +136,7 @@ class _SimulatedEngine:
         self._queue: deque[tuple[np.ndarray, int, Callable[[], None]]] = deque()
         self._cache = KnownBlocks(CACHE // BLOCK)
 
-    def submit(self, clock: _Clock, prompt: np.ndarray, tokens: int, done: Callable[[], None]) -> None:
+    def submit(self, clock: EventClock, prompt: np.ndarray, tokens: int, done: Callable[[], None]) -> None:
         if self.running == SLOTS:
             self._queue.append((prompt, tokens, done))
             return
@@ -182,7 +165,7 @@ class _Playing:
 
     def __init__(
         self,
-        clock: _Clock,
+        clock: EventClock,
         engines: list[_SimulatedEngine],
         router: Router,
         episode: TraceEpisode,

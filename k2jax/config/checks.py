@@ -268,6 +268,12 @@ def _check_roles(rl: RLConfig) -> None:
                 f"config.rl.roles.{name}.max_tokens {role.max_tokens} leaves no room for a prompt in "
                 f"config.rl.rollout.max_length {rl.rollout.max_length}"
             )
+        starts = (1, *role.later_from)
+        if len(role.later) != len(role.later_from) or list(starts) != sorted(set(starts)) or not all(role.later):
+            raise UserError(
+                f"config.rl.roles.{name}.later_from {role.later_from} must ascend from 2, with one iteration for each "
+                f"of the {len(role.later)} checkpoints of rl.roles.{name}.later"
+            )
 
 
 def _check_policy_loss(loss: PolicyLossConfig) -> None:

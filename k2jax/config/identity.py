@@ -29,13 +29,14 @@ FIXED = (
     "rl.updates",
     "rl.loss.ptx_rows",
     "rl.toggle",
+    "rl.parl",
     "rl.critic",
 )
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 
 FREE = (
     r"data\.(on_corrupt|workers|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
-    r"|rl\.tasks\..*\.pass_rates|rl\.roles\..*\.(checkpoint|slots)|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
+    r"|rl\.tasks\..*\.pass_rates|rl\.roles\..*\.(checkpoint|later|slots)|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
 )
 """Keys below FIXED ones that change neither (of corpora, tasks and roles the contents are compared, not the path)."""
 

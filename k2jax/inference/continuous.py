@@ -38,6 +38,15 @@ class ContinuousClient(EngineClient):
         self._depth = 0
 
     @property
+    def engine(self) -> Engine:
+        """The engine, which is the caller's while nothing generates."""
+        return self._worker.engine
+
+    def exchange(self, engine: Engine) -> None:
+        """Goes on with another engine, while nothing generates; see ``Worker.exchange``."""
+        self._worker.exchange(engine)
+
+    @property
     def busy_seconds(self) -> float:
         """Time for which the engine has stepped so far [s]."""
         return self._worker.busy_seconds

@@ -155,9 +155,14 @@ class Engine:
             self._release(request)
             self._finish(request, "cancelled")
 
+    @property
+    def requests(self) -> list[Request]:
+        """All that have not ended: those that wait, that run and that are paused."""
+        return [*self._waiting, *(sequence.request for sequence in self._scheduler.running), *self._paused]
+
     def cancel_all(self) -> None:
         """Ends every request."""
-        for request in [*self._waiting, *(sequence.request for sequence in self._scheduler.running), *self._paused]:
+        for request in self.requests:
             self.cancel(request)
 
     def pause(self, request: Request) -> None:
@@ -206,10 +211,7 @@ class Engine:
         self.version = version
 
     def release(self, weights: bool = True) -> None:
-        """Gives the devices' memory back, for a training step: the cache and, unless told not to, the weights.
-
-        Requests stay. An engine without weights continues when ``update_params`` has brought the same or others.
-        """
+        """Frees the devices' memory: the cache and, unless told not to, the weights; requests wait for others."""
         self._forget_cache()
         self._programs.release(weights)
 

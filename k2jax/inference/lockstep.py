@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+import time
 from typing import Any
 
 from k2jax.client import Completion, OnToken, Sampling
@@ -58,17 +59,31 @@ class LockstepClient(RequestClient):
         engine: nobody else may use it.
         beside: the client of another engine, whose participants are this one's; engines step in the order in which
             their clients were made.
+
+    Attributes:
+        busy_seconds: for which the engine has stepped [s].
     """
 
     one_at_a_time = True
 
     def __init__(self, engine: Engine, beside: LockstepClient | None = None):
-        self._engine = engine
+        self._engine, self.busy_seconds = engine, 0.0
         self._lockstep = Lockstep() if beside is None else beside._lockstep
         self._lockstep.clients.append(self)
         self._calls: dict[Request, _Call] = {}  # all that have not returned
         self._submitted: list[Request] = []  # of them those that the engine does not have yet
         self._abandoned: list[Request] = []  # to be cancelled before the next step
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which is the caller's while nobody generates."""
+        return self._engine
+
+    def exchange(self, engine: Engine) -> None:
+        """Goes on with another engine, while nobody generates."""
+        if self._calls:
+            raise RuntimeError("an engine in lockstep is exchanged while nobody waits for it")
+        self._engine = engine
 
     @property
     def failed(self) -> BaseException | None:
@@ -181,7 +196,9 @@ class LockstepClient(RequestClient):
     async def step(self) -> None:
         """See ``Stepped``."""
         if self._engine.has_work():
+            began = time.perf_counter()
             await asyncio.get_running_loop().run_in_executor(self._lockstep.thread, self._engine.step)
+            self.busy_seconds += time.perf_counter() - began
 
     def settle(self) -> None:
         """See ``Stepped``."""

@@ -1,20 +1,23 @@
 """Roles beside the policy: frozen checkpoints, each with an engine of its own on the devices of the policy's.
 
 A role has the run's vocabulary and chat format, since trajectories are stored with the run's tokenizer. Its weights are
-loaded once and never change, and stay on the devices while the policy trains.
+not trained, and stay on the devices while the policy is. A role may have later checkpoints, such as larger sub-agents,
+which come at the beginning of an iteration that the configuration names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+import hashlib
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
+import numpy as np
 
 from k2jax.agents.roles import RoleClient
 from k2jax.client import Sampling
-from k2jax.config.schema import Config
-from k2jax.convert.loading import tokenizer_of
+from k2jax.config.schema import Config, RoleConfig
+from k2jax.convert.loading import open_pretrained, tokenizer_of
 from k2jax.errors import UserError
 from k2jax.inference.checksum import digest
 from k2jax.inference.engine import Engine
@@ -40,14 +43,17 @@ class FrozenModel(NamedTuple):
         return digest({name: next(iter(sums)) for name, sums in self.engine.weights.checksums().items()})
 
 
-def open_roles(config: Config, tokenizer: Tokenizer, mesh: Mesh | None, dtype: Any = None) -> dict[str, FrozenModel]:
-    """Loads the checkpoints of ``config.rl.roles``.
+def open_roles(
+    config: Config, tokenizer: Tokenizer, mesh: Mesh | None, dtype: Any = None, iteration: int = 1
+) -> dict[str, FrozenModel]:
+    """Loads the checkpoints of ``config.rl.roles`` that answer in an iteration.
 
     Args:
         config: the experiment.
         tokenizer: of the run.
         mesh: of the policy's engine; None is the default device.
         dtype: of weights and computation; None keeps what is stored.
+        iteration: from 1.
 
     Returns:
         Of each role, in the order of the names.
@@ -58,15 +64,52 @@ def open_roles(config: Config, tokenizer: Tokenizer, mesh: Mesh | None, dtype: A
     opened = {}
     for name in sorted(config.rl.roles):
         role = config.rl.roles[name]
-        if tokenizer_of(role.checkpoint).fingerprint != tokenizer.fingerprint:
-            raise UserError(
-                f"config.rl.roles.{name}.checkpoint {role.checkpoint} has another vocabulary than the run, whose "
-                "trajectories hold what it says; choose a checkpoint with the run's tokenizer"
-            )
-        engine = load_engine(role.checkpoint, dtype, mesh, slots=role.slots, max_length=config.rl.rollout.max_length)
+        for key, checkpoint in (("checkpoint", role.checkpoint), *(("later", later) for later in role.later)):
+            if tokenizer_of(checkpoint).fingerprint != tokenizer.fingerprint:
+                raise UserError(
+                    f"config.rl.roles.{name}.{key} {checkpoint} has another vocabulary than the run, whose "
+                    "trajectories hold what it says; choose a checkpoint with the run's tokenizer"
+                )
+        engine = load_role(config, name, number_in(role, iteration), mesh, dtype)
         tail = {"temperature": role.temperature, "top_p": role.top_p, "top_k": role.top_k}
         opened[name] = FrozenModel(engine, Sampling(max_tokens=role.max_tokens, **tail))
     return opened
+
+
+def number_in(role: RoleConfig, iteration: int) -> int:
+    """Which checkpoint answers as a role in an iteration from 1: 0 is ``checkpoint``, 1 the first of ``later``."""
+    return sum(start <= iteration for start in role.later_from)
+
+
+def load_role(config: Config, name: str, number: int, mesh: Mesh | None, dtype: Any = None) -> Engine:
+    """An engine with a checkpoint of a role, whose number is the version that its tokens record.
+
+    Args:
+        config: the experiment.
+        name: of the role.
+        number: see ``number_in``.
+        mesh: see ``open_roles``.
+        dtype: see ``open_roles``.
+    """
+    role = config.rl.roles[name]
+    sizes = {"slots": role.slots, "max_length": config.rl.rollout.max_length, "version": number}
+    return load_engine((role.checkpoint, *role.later)[number], dtype, mesh, **sizes)
+
+
+def read_role(config: Config, name: str, number: int, mesh: Mesh | None, dtype: Any = None) -> str:
+    """Reads a checkpoint that ``load_role`` is to load later, one weight at a time, and returns a hash of its weights.
+
+    Raises:
+        UserError: it cannot be read, or does not divide over the mesh.
+    """
+    role = config.rl.roles[name]
+    opened = open_pretrained((role.checkpoint, *role.later)[number])
+    Engine(opened.model, opened.abstract(dtype), mesh=mesh, slots=role.slots, max_length=config.rl.rollout.max_length)
+    hashed = hashlib.blake2b(digest_size=8)
+    for weight, array in opened.host_leaves():
+        hashed.update(f"{weight} {array.dtype} {array.shape}".encode())
+        hashed.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return hashed.hexdigest()
 
 
 def roles_in_lockstep(

@@ -13,7 +13,7 @@ from typing import Any
 from k2jax.client import Sampling
 from k2jax.inference.engine import Engine, OnRequest
 from k2jax.inference.media import PlacedChunk
-from k2jax.inference.request import Request
+from k2jax.inference.request import Request, State
 from k2jax.inference.stats import EngineStats
 
 
@@ -108,6 +108,16 @@ class Worker:
         """Steps again after ``hold``."""
         self._free.set()
 
+    @property
+    def engine(self) -> Engine:
+        """The engine, which belongs to the caller between ``hold`` and ``release``."""
+        return self._engine
+
+    def exchange(self, engine: Engine) -> None:
+        """Goes on with another engine, whose longest sequence and vocabulary are the same; only while held."""
+        hand_over(self._engine, engine)
+        self._engine = engine
+
     def stats(self) -> EngineStats:
         """The engine's counters, as of the last step."""
         return self._engine.stats()
@@ -153,3 +163,11 @@ class Worker:
         while block or not self._inbox.empty():
             self._inbox.get()()
             block = False
+
+
+def hand_over(old: Engine, new: Engine) -> None:
+    """Moves all requests to another engine, where they go on behind their tokens so far; those that ran are first."""
+    for request in sorted(old.requests, key=lambda request: request.state != State.RUNNING):
+        old.pause(request)
+        request.state = State.WAITING
+        new.enqueue(request)

@@ -12,7 +12,13 @@ from k2jax.report.figures import (
     throughput_figure,
 )
 from k2jax.report.metrics import read_metrics
-from k2jax.report.policy_figures import accuracy_figure, drift_figure, responses_figure, verdicts_figure
+from k2jax.report.policy_figures import (
+    accuracy_figure,
+    drift_figure,
+    responses_figure,
+    swarm_figure,
+    verdicts_figure,
+)
 from k2jax.report.series import MOST_LISTS
 from k2jax.report.style import save_figure
 from k2jax.report.summary import NO_BASELINES, Baselines
@@ -43,6 +49,7 @@ def draw_plots(
         "accuracy": accuracy_figure(records),
         "responses": responses_figure(records),
         "drift": drift_figure(records),
+        "swarm": swarm_figure(records),
         "verdicts": verdicts_figure(records),
     }
     folder = Path(workdir) / FOLDER

@@ -113,8 +113,8 @@ class Episodes:
     async def _episode(self, step: int, group: PromptGroup, sample: int, token_cap: int, *, greedy: bool) -> Trajectory:
         task, key, seed = group.prompt.task, group.episode(sample), self.config.train.seed
         sampling = lambda kind: message_sampling(self.config, kind, group.purpose, step, greedy)  # noqa: E731
-        run = _refused if token_cap else self.sub_episodes(key, seed, sampling)
-        spawner = Spawner(run, group.prompt.kind, roles=self.roles.names)
+        # One that an episode waits for is not cut at the cap, and an episode that goes on has those that have ended.
+        spawner = Spawner(self.sub_episodes(key, seed, sampling), group.prompt.kind, roles=self.roles.names)
         partial = {"token_cap": token_cap, "trajectory": group.trajectories[sample]}
         options = {"key": key, "seed": seed, "sampling": sampling(group.prompt.kind), "spawner": spawner}
         try:
@@ -188,14 +188,6 @@ def message_sampling(config: Config, kind: str, purpose: Purpose, step: int, gre
         drawn = {"temperature": decayed, "top_p": class_of_tasks.top_p, "top_k": class_of_tasks.top_k}
     experts = not evaluation and rl.rollout.routing != "own"
     return Sampling(max_tokens=class_of_tasks.max_tokens, **drawn, return_experts=experts)
-
-
-async def _refused(spawned: SubEpisode) -> Trajectory:
-    """Runs sub-episodes where the weights may change while an episode waits to continue."""
-    raise UserError(
-        f"the sub-episode {spawned.task.id!r} would be another one when its episode goes on after "
-        "config.rl.rollout.token_cap; set that to 0"
-    )
 
 
 def _no_client_of(role: str) -> RoleClient:

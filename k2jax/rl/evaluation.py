@@ -120,7 +120,8 @@ def evaluate_params(
         tokenizer: its vocabulary.
     """
     client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
-    roles = roles_in_lockstep(client, chat, tokenizer, open_roles(config, tokenizer, mesh=None))
+    last = max(1, config.train.steps)  # of roles that change, those of the end of the run answer
+    roles = roles_in_lockstep(client, chat, tokenizer, open_roles(config, tokenizer, mesh=None, iteration=last))
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     with open_scorer(config, None, mixture) as scorer:
         media = open_images(model, config.data.images, tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from k2jax.trajectory.annotations import RewardPart, set_reward_parts
 from k2jax.trajectory.steps import POLICY, ROLE
 from k2jax.trajectory.types import Purpose
 
+Further = Callable[["PromptGroup", np.ndarray], Sequence[TrainingSample]]
+"""Makes further samples of a group; the array is ``[K]``, the advantages of its responses."""
 OWN_TERMS = ("verifier", "judge", "overlong")
 """Names of the terms that a class of tasks has by its configuration."""
 
@@ -123,12 +125,15 @@ def note_terms(group: PromptGroup) -> None:
             set_reward_parts(group.trajectories[sample], parts)
 
 
-def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[list[TrainingSample]], int]:
+def training_samples(
+    rl: RLConfig, groups: Sequence[PromptGroup], further: Further = lambda group, advantages_K: ()
+) -> tuple[list[list[TrainingSample]], int]:
     """What is trained on of each group, and the number of groups whose advantages are all 0.
 
     Args:
         rl: settings; with ``skip_flat_groups`` such groups are left out.
         groups: complete ones, with the terms of their rewards. One that is not finite or too large is a UserError.
+        further: what methods add to a group, see ``Method.samples``.
     """
     samples, flat = [], 0
     numbers = {name: number for number, name in enumerate(sorted(rl.tasks))}
@@ -140,15 +145,18 @@ def training_samples(rl: RLConfig, groups: Sequence[PromptGroup]) -> tuple[list[
             terms = ", ".join(f"{term.name} {np.abs(term.weight * term.values_K).max():g}" for term in group.terms)
             task = f"the task {group.prompt.task.id!r} of class {group.prompt.kind!r}"
             raise UserError(f"{task} has {error}; its largest terms: {terms}") from error
-        flat += not advantages.any()
+        more = further(group, advantages)
+        has_signal = advantages.any() or any(sample.advantage for sample in more)
+        flat += not has_signal
         for trajectory in group.trajectories:
             if (role := trajectory.metadata.get(ROLE, POLICY)) != POLICY:
                 raise ValueError(f"the role {role!r} has sampled the trajectory {trajectory.key}, not the policy")
-        if advantages.any() or not rl.skip_flat_groups:
+        if has_signal or not rl.skip_flat_groups:
             kept = advantages if rl.distill.rewards else np.zeros_like(advantages)
             domain = numbers.get(group.prompt.kind, len(numbers))  # verdicts of the policy are a class of their own
             chosen = np.flatnonzero(counted_K)
-            samples.append([TrainingSample(group.trajectories[i], float(kept[i]), domain) for i in chosen])
+            own = [TrainingSample(group.trajectories[i], float(kept[i]), domain) for i in chosen]
+            samples.append([*own, *(sample._replace(domain=domain) for sample in more)])
     return samples, flat
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from k2jax.config.schema import Config
 from k2jax.inference.stats import EngineStats
 from k2jax.rl.groups import OWN_TERMS, PromptGroup, total_reward
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.steps import POLICY
 
 
 def iteration_record(
@@ -103,6 +104,18 @@ def engine_record(before: EngineStats, after: EngineStats) -> dict[str, float]:
     steps, tokens = after.decode_steps - before.decode_steps, after.decode_tokens - before.decode_tokens
     record = {"decode_steps": steps, "prefill_tokens": after.prefill_tokens - before.prefill_tokens}
     return record | ({"slots_used": tokens / (steps * after.slots)} if steps else {})
+
+
+def busy_record(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Shares of the time of the rollouts in which the engine of each role stepped; ``engine_busy`` is the policy's.
+
+    Args:
+        before: seconds for which each had stepped before the rollouts, by role [s].
+        after: those after them.
+        seconds: wall time of the rollouts [s].
+    """
+    shares = {role: (after[role] - before[role]) / seconds for role in after}
+    return {"engine_busy" if role == POLICY else f"engine_busy/{role}": share for role, share in shares.items()}
 
 
 def stale_share(groups: Sequence[PromptGroup], version: int) -> float:

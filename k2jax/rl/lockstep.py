@@ -16,12 +16,13 @@ import numpy as np
 
 from k2jax import processes
 from k2jax.agents.mixture import TaskMixture
+from k2jax.inference import LockstepClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
-from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
+from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.schedules import reward_weights
@@ -123,14 +124,19 @@ class LockstepSampler:
         engine: of the policy.
         event_loop: on which the episodes run.
         prompts: of the run.
-        frozen: engines of roles beside the policy.
+        clients: of the engines of all roles, the policy's first.
     """
 
     def __init__(
-        self, run: Run, engine: Engine, event_loop: EventLoop, prompts: LockstepPrompts, frozen: Sequence[Engine] = ()
+        self,
+        run: Run,
+        engine: Engine,
+        event_loop: EventLoop,
+        prompts: LockstepPrompts,
+        clients: Mapping[str, LockstepClient],
     ):
         self._run, self._config, self._engine, self._event_loop = run, run.config, engine, event_loop
-        self._frozen = frozen
+        self._clients = clients
         self._prompts, self.episodes = prompts, prompts.episodes
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._verdicts = VerdictRetention(self.episodes.scorer.log, run.workdir)
@@ -150,15 +156,17 @@ class LockstepSampler:
         Raises:
             UserError: nothing that counts is left of several iterations.
         """
-        began, before = time.perf_counter(), self._engine.stats()
+        began, before, busy = time.perf_counter(), self._engine.stats(), self._busy_seconds()
         groups = list(self.groups(step))
         seconds, used = time.perf_counter() - began, engine_record(before, self._engine.stats())
         if self._config.rl.rollout.offload_state:
             self._engine.release()
-            for engine in self._frozen:
-                engine.release(weights=False)
+            for client in list(self._clients.values())[1:]:
+                client.engine.release(weights=False)
         self._record = iteration_record(self._config, groups, self._prompts.sampled_tokens, seconds) | used
         self._record["stale_tokens"] = stale_share(groups, step - 1)
+        if len(self._clients) > 1:  # they take turns
+            self._record |= busy_record(busy, self._busy_seconds(), seconds)
         self.store(step, groups)
         self._failures.check(step, groups)
         return groups
@@ -194,6 +202,9 @@ class LockstepSampler:
     def restore(self, extra: Mapping[str, Any]) -> None:
         """See ``Sampler``."""
         self._prompts.restore(extra)
+
+    def _busy_seconds(self) -> dict[str, float]:
+        return {role: client.busy_seconds for role, client in self._clients.items()}
 
 
 def _spread(groups: list[PromptGroup], more: list[PromptGroup]) -> list[PromptGroup]:

@@ -35,6 +35,7 @@ from k2jax.train.ending import last_line
 from k2jax.train.program import Program
 from k2jax.train.run import Run, say
 from k2jax.train.workdir import lock_workdir
+from k2jax.trajectory.steps import POLICY
 
 
 @contextlib.contextmanager
@@ -91,7 +92,7 @@ def open_rl(
                 methods.restore(run.extra)
             sampler.begin(run.start)
             policy.push(run.state.params, run.start)
-            yield run, sampler, policy, Trainer(run, methods.has_signal, media), methods
+            yield run, sampler, policy, Trainer(run, methods.has_signal, media, methods.samples), methods
         if processes.is_first():
             write_results(run, run.status, command)
             print(last_line(run, command))
@@ -112,8 +113,8 @@ def open_sampler(
     roles = roles_in_lockstep(client, parts.chat, parts.tokenizer, frozen)
     episodes = Episodes(parts.config, client, parts.chat, parts.tokenizer, scorer, media=media, roles=roles)
     prompts = LockstepPrompts(episodes, parts.mixture, methods)
-    engines = [model.engine for model in frozen.values()]
-    return LockstepSampler(parts.run, policy.engine, parts.event_loop, prompts, engines)
+    clients = {POLICY: client, **{name: role.client for name, role in roles.items()}}
+    return LockstepSampler(parts.run, policy.engine, parts.event_loop, prompts, clients)
 
 
 def loss_of(config: Config) -> Loss:

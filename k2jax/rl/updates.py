@@ -12,7 +12,7 @@ from k2jax.batch import PackedBatch
 from k2jax.errors import UserError
 from k2jax.losses.quantiles import quantile
 from k2jax.rl.failures import PATIENCE
-from k2jax.rl.groups import PromptGroup, training_samples
+from k2jax.rl.groups import Further, PromptGroup, training_samples
 from k2jax.rl.packing.images import image_batches
 from k2jax.rl.packing.rows import ImageSource, PackedRows, equalize_domains, in_updates, pack, parts_of
 from k2jax.rl.packing.training_paths import TrainingResponse, TrainingSample, replayed_routes
@@ -33,10 +33,17 @@ class Trainer:
         run: the run.
         has_signal: whether a method gives a gradient where advantages are 0.
         media: reads the images of messages; None for a model of text.
+        further: makes samples of a group beside its responses, see ``Method.samples``.
     """
 
-    def __init__(self, run: Run, has_signal: bool = False, media: MediaReader | None = None):
-        self._run, self._config, self._has_signal = run, run.config, has_signal
+    def __init__(
+        self,
+        run: Run,
+        has_signal: bool = False,
+        media: MediaReader | None = None,
+        further: Further = lambda group, advantages_K: (),
+    ):
+        self._run, self._config, self._has_signal, self._further = run, run.config, has_signal, further
         sharding = run.program.batch_sharding()
         self._local_rows, self._image_batches = sharding.rows, image_batches(sharding, run.config.model.vision)
         self._images = None if media is None else ImageSource(media, run.config.data.images.patches)
@@ -54,7 +61,7 @@ class Trainer:
         self._packed: dict[int, PackedRows] = {}
         self._trained: list[PackedRows] = []
         self._updated = self._began
-        samples, flat = training_samples(rl, groups)
+        samples, flat = training_samples(rl, groups, self._further)
         self._flat = flat / max(1, len(groups))
         self._too_large: list[TrainingResponse] = []
         if flat < len(groups) or self._has_signal:

@@ -14,7 +14,17 @@ from k2jax.report.metrics import FILE
 
 FOLDER = "failed_start"
 """Where in a workdir the files of the last such start are kept."""
-_WRITTEN = ("config.json", FILE, "tensorboard", "wandb", "tokenizer", "trajectories", "verdicts", "teachers.json")
+_WRITTEN = (
+    "config.json",
+    FILE,
+    "tensorboard",
+    "wandb",
+    "tokenizer",
+    "trajectories",
+    "verdicts",
+    "groups",
+    "teachers.json",
+)
 """Without ``config.json`` they may be another program's, and stay."""
 
 

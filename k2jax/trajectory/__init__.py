@@ -1,8 +1,9 @@
 """Trajectories of agents as token trees: what was sampled, what was observed, and what it was worth. NumPy alone.
 
-In reading order: ``types`` (the tree), ``budget`` and ``steps`` (how much of it), ``answers`` (which nodes the model
-wrote), ``flat_rows`` (paths for training), ``encoding`` and ``store`` (files of trajectories), ``consistency``
-(checks), ``filters``, ``pass_rates`` (difficulty of tasks), ``annotations`` and ``formats`` (exports).
+In reading order: ``types`` (the tree), ``budget`` and ``steps`` (how much of it), ``swarm`` and ``links`` (what became
+of sub-agents), ``answers`` (which nodes the model wrote), ``flat_rows`` (paths for training), ``encoding`` and
+``store`` (files of trajectories), ``consistency`` (checks), ``filters``, ``pass_rates`` (difficulty of tasks),
+``annotations``, ``formats`` and ``atif`` (exports).
 """
 
 from k2jax.trajectory.consistency import verify

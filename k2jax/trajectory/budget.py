@@ -17,7 +17,8 @@ class Budget:
         tokens: tokens that the model samples, over all turns.
         steps: calls of tools; an answer that calls none is one step too. The call that is one too many is answered with
             an error, and no answer follows it.
-        critical_steps: own steps, and for each turn those of its longest sub-episode (Kimi K2.5, section 3).
+        critical_steps: the longest chain of own steps and those of sub-agents (Kimi K2.5, section 3).
+        total_steps: own steps and those of all sub-agents, stages counted as in critical steps.
         prompt_tokens: tokens of the prompts of all calls of the model, repeated ones counted again. The prompt with
             which they are reached is the last.
     """
@@ -25,6 +26,7 @@ class Budget:
     tokens: int | None = None
     steps: int | None = None
     critical_steps: int | None = None
+    total_steps: int | None = None
     prompt_tokens: int | None = None
 
     @classmethod

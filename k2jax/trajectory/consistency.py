@@ -28,6 +28,8 @@ def verify(trajectory: Trajectory, vocab_size: int | None = None) -> list[str]:
             *_token_problems(node, vocab_size), *_turn_problems(node), *_order_problems(trajectory, index),
         ]  # fmt: skip
         problems += [f"node {index}: {line}" for line in lines]
+    for number, ended in trajectory.spawned.items():
+        problems += [f"sub-episode {number}: {line}" for line in verify(ended, vocab_size)]
     return problems
 
 

@@ -12,10 +12,14 @@ in node order, little-endian, and the structure says how many of them belong to 
 | experts | int16 | per node with experts: tokens x layers x active experts |
 | mask | uint8 | T, 0 or 1 |
 | structure | UTF-8 JSON | to the end |
+
+The nodes are those of the trajectory, then those of each of its sub-episodes, in the order of their numbers and each
+followed by its own; the structure of a sub-episode stands in that of the episode that spawned it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import json
 import math
 import struct
@@ -45,16 +49,21 @@ def encode(trajectory: Trajectory) -> bytes:
         EncodingError: an array has another type or shape than Node documents, or what should be JSON values is not:
             NaN, infinity, keys that are no strings, or other objects.
     """
-    for index, node in enumerate(trajectory.nodes):
-        for problem in array_problems(index, node):
-            raise EncodingError(f"node {index}: {problem}")
     try:
+        every = list(_with_spawned(trajectory))
+        for one in every:
+            for index, node in enumerate(one.nodes):
+                for problem in array_problems(index, node):
+                    raise EncodingError(f"node {index}: {problem}")
         structure = json.dumps(_structure(trajectory), allow_nan=False, separators=(",", ":")).encode("ascii")
+    except EncodingError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodingError(f"the trajectory {trajectory.key} of {trajectory.task!r} is not JSON: {error}") from None
-    parts = [_LENGTHS.pack(len(structure), sum(len(node.tokens) for node in trajectory.nodes))]
+    nodes = [node for one in every for node in one.nodes]
+    parts = [_LENGTHS.pack(len(structure), sum(len(node.tokens) for node in nodes))]
     for name, dtype in _COLUMNS.items():
-        arrays = [getattr(node, name) for node in trajectory.nodes]
+        arrays = [getattr(node, name) for node in nodes]
         parts += [array.astype(dtype, copy=False).tobytes() for array in arrays if array is not None]
     data = b"".join([*parts, structure])
     if len(data) > LARGEST or len(structure) > LARGEST_STRUCTURE:
@@ -65,11 +74,20 @@ def encode(trajectory: Trajectory) -> bytes:
     return data
 
 
+def _with_spawned(trajectory: Trajectory) -> Iterator[Trajectory]:
+    """A trajectory and all below it, in the order of their nodes."""
+    yield trajectory
+    for number in sorted(trajectory.spawned):
+        yield from _with_spawned(trajectory.spawned[number])
+
+
 def _structure(trajectory: Trajectory) -> dict[str, Any]:
     reward = trajectory.reward
-    purpose = {} if trajectory.purpose == "train" else {"purpose": trajectory.purpose}
+    added = {} if trajectory.purpose == "train" else {"purpose": trajectory.purpose}
+    if trajectory.spawned:
+        added["spawned"] = {str(number): _structure(ended) for number, ended in sorted(trajectory.spawned.items())}
     return {
-        **purpose,
+        **added,
         "task": trajectory.task,
         "domain": trajectory.domain,
         "key": [int(part) for part in trajectory.key],
@@ -134,7 +152,8 @@ def decode(data: bytes) -> Trajectory:
 
 def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> Trajectory:
     """The trajectory of a parsed structure and the arrays before it, of which T = ``count``."""
-    listed = structure["nodes"]
+    every = list(_structures(structure))
+    listed = [entry for each in every for entry in each["nodes"]]
     shapes = [_expert_shape(entry) for entry in listed]
     expert_values = sum(math.prod(shape) for shape in shapes if shape is not None)
     counts = dict.fromkeys(_COLUMNS, count) | {"experts": expert_values}
@@ -152,16 +171,33 @@ def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> T
     if count and columns["mask"].max() > 1:
         raise EncodingError("its mask has values other than 0 and 1")
     trajectory = _without_nodes(structure)
+    owners = list(_with_spawned(trajectory))
     token, value = 0, 0
-    for entry, shape in zip(listed, shapes, strict=True):
-        tokens = slice(token, token + entry["tokens"])
-        experts = None
-        if shape is not None:
-            experts = columns["experts"][value : value + math.prod(shape)].reshape(shape)
-            value += math.prod(shape)
-        trajectory.add(_node(entry, columns, tokens, experts))  # refuses a parent that is no earlier node
-        token = tokens.stop
+    for owner, each in zip(owners, every, strict=True):
+        for entry in each["nodes"]:
+            shape = _expert_shape(entry)
+            tokens = slice(token, token + entry["tokens"])
+            experts = None
+            if shape is not None:
+                experts = columns["experts"][value : value + math.prod(shape)].reshape(shape)
+                value += math.prod(shape)
+            owner.add(_node(entry, columns, tokens, experts))  # refuses a parent that is no earlier node
+            token = tokens.stop
     return trajectory
+
+
+def _structures(structure: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A parsed structure and all below it, in the order of their nodes."""
+    yield structure
+    for number in sorted(structure.get("spawned", {}), key=_number):
+        yield from _structures(structure["spawned"][number])
+
+
+def _number(text: str) -> int:
+    """The number of a sub-episode."""
+    if not (text.isascii() and text.isdecimal() and text == str(int(text))):
+        raise EncodingError("a sub-episode has no number")
+    return int(text)
 
 
 def _node(entry: dict[str, Any], columns: dict[str, np.ndarray], tokens: slice, experts: np.ndarray | None) -> Node:
@@ -197,6 +233,7 @@ def _without_nodes(structure: dict[str, Any]) -> Trajectory:
         error=_typed(structure["error"], str),
         metadata=_typed(structure["metadata"], dict),
         purpose=purpose,
+        spawned={_number(number): _without_nodes(each) for number, each in structure.get("spawned", {}).items()},
     )
 
 

@@ -13,8 +13,14 @@ SPAWNED = "started"
 """Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
 ROLE, POLICY = "role", "policy"
 """Key of a sub-episode's metadata: who answered in it, and the role that is trained."""
-STEPS, CRITICAL_STEPS = "steps", "critical_steps"
-"""Keys of a trajectory's metadata."""
+AGENT = "agent"
+"""Key of a sub-episode's metadata: the name that the spawning agent has for it."""
+STEPS, CRITICAL_STEPS, TOTAL_STEPS = "steps", "critical_steps", "total_steps"
+"""Keys of a trajectory's metadata: own steps, critical steps, and the steps of all agents."""
+NO_CALL = -1
+"""Of a sub-episode that no call of a tool spawned."""
+CREATING = ("create_subagent", "n")
+"""Names of the tools that create a sub-agent: that of Kimi K2.5 (appendix E.8), and its short form."""
 MOST_CALLS = 256
 """Calls of one answer that are carried out."""
 
@@ -40,12 +46,39 @@ def prompt_tokens_so_far(trajectory: Trajectory) -> int:
     return sum(len(trajectory.path_tokens(parent)) for parent in parents.values())
 
 
+def staged_steps_so_far(trajectory: Trajectory) -> int:
+    """Steps of all answers of an episode, of which each is one or more stages (Kimi K2.5, section 3).
+
+    A call of a tool is a stage of one step. Those calls of an answer that create sub-agents or give them tasks are one
+    stage together, of one step.
+    """
+    links = trajectory.metadata.get(SPAWNED, {}).values()
+    spawning = {(link["turn"], link["call"]) for link in links if link["call"] != NO_CALL}
+    answers = {node.turn: node.message for node in trajectory.nodes if node.turn != NO_TURN}
+    steps = 0
+    for turn, message in answers.items():
+        calls = (message or {}).get("tool_calls") or ()
+        together = sum(_name(call) in CREATING or (turn + 1, at) in spawning for at, call in enumerate(calls))
+        steps += steps_of_answer(message) - max(0, together - 1)
+    return steps
+
+
+def _name(call: Any) -> Any:
+    return call.get("function", {}).get("name") if isinstance(call, Mapping) else None
+
+
 def critical_steps_so_far(trajectory: Trajectory) -> int:
-    """Critical steps (Kimi K2.5, section 3): own steps, and for each turn those of its longest sub-episode."""
+    """Critical steps (Kimi K2.5, section 3): sum over stages of own steps and those of the longest sub-episode."""
     longest: dict[int, int] = defaultdict(int)
     for link in trajectory.metadata.get(SPAWNED, {}).values():
         longest[link["turn"]] = max(longest[link["turn"]], link[CRITICAL_STEPS])
-    return steps_so_far(trajectory) + sum(longest.values())
+    return staged_steps_so_far(trajectory) + sum(longest.values())
+
+
+def total_steps_so_far(trajectory: Trajectory) -> int:
+    """Steps of an episode and of all its sub-episodes, stages counted as in critical steps."""
+    links = trajectory.metadata.get(SPAWNED, {}).values()
+    return staged_steps_so_far(trajectory) + sum(link[TOTAL_STEPS] for link in links)
 
 
 def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
@@ -53,6 +86,7 @@ def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
     used: dict[str, Callable[[Trajectory], int]] = {
         "steps": steps_so_far,
         "critical_steps": critical_steps_so_far,
+        "total_steps": total_steps_so_far,
         "prompt_tokens": prompt_tokens_so_far,
     }
     for name, count in used.items():
@@ -64,22 +98,27 @@ def used_up_limit(trajectory: Trajectory, budget: Budget) -> str:
 
 def steps_record(trajectory: Trajectory) -> dict[str, int]:
     """What the metadata of an episode say of its steps."""
-    return {STEPS: steps_so_far(trajectory), CRITICAL_STEPS: critical_steps_so_far(trajectory)}
+    steps = {STEPS: steps_so_far(trajectory), CRITICAL_STEPS: critical_steps_so_far(trajectory)}
+    return steps | {TOTAL_STEPS: total_steps_so_far(trajectory)}
 
 
-def add_spawned(trajectory: Trajectory, number: int, turn: int, ended: Trajectory) -> None:
-    """Notes what became of a sub-episode.
+def add_spawned(trajectory: Trajectory, number: int, place: tuple[int, int], ended: Trajectory) -> None:
+    """Keeps a sub-episode that has ended, and notes what became of it.
 
     Args:
         trajectory: of the episode that spawned it.
         number: of the sub-episode.
-        turn: after how many turns it was spawned; a rebuilt episode has all its turns again, so the first one counts.
-        ended: its trajectory.
+        place: after how many turns it was spawned, and by which call of that answer, or ``NO_CALL``. A rebuilt episode
+            has all its turns again, so the first place counts.
+        ended: its trajectory, which gets the key of the episode.
     """
     links = trajectory.metadata.get(SPAWNED, {})
-    first = links.get(str(number), {"turn": turn})["turn"]
+    turn, call = place
+    first = links.get(str(number), {"turn": turn, "call": call})
     reward = None if ended.reward is None else ended.reward.value
     link = {"task": ended.task, "status": ended.status, "tokens": ended.sampled_tokens, "reward": reward}
-    link |= {ROLE: ended.metadata[ROLE]} if ROLE in ended.metadata else {}
-    links = links | {str(number): link | {"turn": first, CRITICAL_STEPS: critical_steps_so_far(ended)}}
-    trajectory.metadata[SPAWNED] = dict(sorted(links.items(), key=lambda item: int(item[0])))
+    link |= {key: ended.metadata[key] for key in (ROLE, AGENT) if key in ended.metadata}
+    link |= {key: first[key] for key in ("turn", "call")} | steps_record(ended)
+    trajectory.metadata[SPAWNED] = dict(sorted({**links, str(number): link}.items(), key=lambda item: int(item[0])))
+    ended.key, ended.purpose = trajectory.key, trajectory.purpose  # one that never began has none
+    trajectory.spawned[number] = ended

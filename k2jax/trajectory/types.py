@@ -15,6 +15,7 @@ import numpy as np
 ROOT = -1
 NO_TURN = -1
 NO_VERSION = -1
+_AGENT = ("role", "agent")  # keys of metadata, see ``steps``
 Status = Literal["unfinished", "finished", "truncated", "masked"]
 Purpose = Literal["train", "eval", "budget"]
 
@@ -92,6 +93,8 @@ class Trajectory:
         error: why it is masked.
         metadata: JSON values.
         purpose: what the episode is for, see ``env.episode_key``; with ``key`` it names the episode in a run.
+        spawned: its sub-episodes that have ended, by number; they are stored with it. None of their tokens is among
+            this trajectory's.
     """
 
     task: str
@@ -104,6 +107,7 @@ class Trajectory:
     error: str = ""
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
     purpose: Purpose = "train"
+    spawned: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
 
     def add(self, node: Node) -> int:
         """Appends a node and returns its index.
@@ -138,9 +142,13 @@ class Trajectory:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What exported records say of it, as JSON: ``task``, ``domain``, ``key`` and the value of the ``reward``."""
+        """What exported records say of it, as JSON: ``task``, ``domain``, ``key`` and the value of the ``reward``.
+
+        Of a sub-episode also its ``role``, and the name of its ``agent`` where it has one.
+        """
         reward = None if self.reward is None else self.reward.value
-        return {"task": self.task, "domain": self.domain, "key": list(self.key), "reward": reward}
+        agent = {key: self.metadata[key] for key in _AGENT if key in self.metadata}
+        return {"task": self.task, "domain": self.domain, "key": list(self.key), "reward": reward, **agent}
 
     @property
     def sampled_tokens(self) -> int:

@@ -162,7 +162,7 @@ def test_sub_episodes_have_the_numbers_of_their_calls_however_long_these_take(de
 
     spawner = Spawner(run)
 
-    async def spawn(task, kind="", role=""):
+    async def spawn(task, kind="", role="", **options):
         return (await spawner.spawn(task, kind, role))[1]
 
     services = Services(spawn=spawn)

@@ -1,9 +1,11 @@
 """Budgets in steps: calls of tools, answers without one, and the longest chain of them over sub-agents."""
 
 import asyncio
+import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+import networkx
 import numpy as np
 import pytest
 
@@ -16,7 +18,17 @@ from k2jax.agents.task import Budget, Task
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import Node, Trajectory
-from k2jax.trajectory.steps import MOST_CALLS, SPAWNED, critical_steps_so_far, steps_so_far
+from k2jax.trajectory.encoding import decode, encode
+from k2jax.trajectory.steps import (
+    AGENT,
+    MOST_CALLS,
+    SPAWNED,
+    add_spawned,
+    critical_steps_so_far,
+    steps_so_far,
+    total_steps_so_far,
+)
+from k2jax.trajectory.swarm import swarm_record
 from k2jax.trajectory.types import ROOT
 
 BYTES = byte_tokenizer()
@@ -81,9 +93,34 @@ def test_critical_steps_take_the_longest_sub_agent_of_each_turn():
     assert {number: (link["turn"], link["critical_steps"]) for number, link in ended.metadata[SPAWNED].items()} == {
         "0": (1, 5), "1": (1, 3), "2": (2, 2),
     }  # fmt: skip
-    assert (ended.metadata["steps"], ended.metadata["critical_steps"], asked) == (4, 4 + 5 + 2, 3)
-    ended, _, asked = episode([delegating(2), delegating(1), "done"], Budget(critical_steps=7), ("delegate",), run)
-    assert (ended.status, ended.metadata["critical_steps"], asked) == ("truncated", 7, 1)
+    record = swarm_record(ended)
+    assert (record.used, record.assigned, record.finished, record.peak, record.parallelism) == (3, 3, 3, 2, 13 / 10)
+    # The two of the first answer are one stage.
+    assert (ended.metadata["steps"], ended.metadata["critical_steps"], asked) == (4, 3 + 5 + 2, 3)
+    assert ended.metadata["total_steps"] == 3 + 5 + 3 + 2
+    assert [link["call"] for link in ended.metadata[SPAWNED].values()] == [0, 1, 0]
+    assert [list(each.spawned) for each in (ended, *ended.spawned.values())] == [[0, 1, 2], [], [], []]
+    for limit, asked_for in ((Budget(critical_steps=6), 1), (Budget(critical_steps=7), 2), (Budget(total_steps=9), 1),
+                             (Budget(total_steps=10), 2)):  # fmt: skip
+        ended, _, asked = episode([delegating(2), delegating(1), "done"], limit, ("delegate",), run)
+        assert (ended.status, asked) == ("truncated", asked_for)
+
+
+def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
+    names = ["n", "n", "get", "a", "n"]
+    trajectory = Trajectory("t", "d", (1, 0, 0))
+    node = sampled(0, 5)
+    node.message["tool_calls"][:] = [{"function": {"name": name}} for name in names]
+    trajectory.add(node)
+    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 3)
+    child = agent([(2, ())])
+    child.metadata[AGENT] = "x"  # one without a name is created with its task
+    add_spawned(trajectory, 0, (1, 3), child)
+    assert (critical_steps_so_far(trajectory), total_steps_so_far(trajectory)) == (2 + 2, 2 + 2)
+    for name in names[:2] + names[3:]:
+        message = {"role": "tool", "name": name, "content": "ok"}
+        trajectory.add(Node.observed(ROOT, (), message if trajectory.nodes[1:] else message | {"is_error": True}))
+    assert swarm_record(trajectory).created == 2
 
 
 def sampled(turn, number):
@@ -93,20 +130,78 @@ def sampled(turn, number):
                 finish="stop", message=message)  # fmt: skip
 
 
-@given(
-    turns=st.lists(st.integers(0, 3), max_size=5),
-    children=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), max_size=6),
-)
-def test_critical_steps_are_the_sum_over_turns_of_own_steps_and_the_longest_child(turns, children):
-    trajectory = Trajectory("t", "d", (1, 0, 0))
-    for turn, number in enumerate(turns):
-        trajectory.add(sampled(turn, number))
-    trajectory.metadata[SPAWNED] = {
-        str(number): {"turn": turn, "critical_steps": steps} for number, (turn, steps) in enumerate(children)
-    }
-    own = sum(max(1, number) for number in turns)
-    longest = sum(max([steps for at, steps in children if at == turn], default=0) for turn in range(6))
-    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (own, own + longest)
+def agents_of(width):
+    """An agent's answers: calls of tools that spawn nothing, and of each that may the sub-agents."""
+    own = st.integers(0, 3)
+    return st.recursive(
+        st.lists(st.tuples(own, st.just(())), min_size=1, max_size=3),
+        lambda agents: st.lists(
+            st.tuples(own, st.lists(st.lists(agents, max_size=width), max_size=2 * width - 1)), min_size=1, max_size=3
+        ),
+        max_leaves=8,
+    )
+
+
+def agent(turns):
+    """The trajectory of an agent and all below it."""
+    trajectory, number = Trajectory("t", "d", (1, 0, 0), status="finished"), 0
+    for turn, (plain, spawning) in enumerate(turns):
+        trajectory.add(sampled(turn, plain + len(spawning)))
+        for call, children in enumerate(spawning):
+            for child in children:
+                add_spawned(trajectory, number, (turn + 1, plain + call), agent(child))
+                number += 1
+    return trajectory
+
+
+def longest_chain(turns):
+    """Over a graph whose edges are steps: those of a turn one after another, then one for all that spawn at once."""
+    graph, ends = networkx.DiGraph(), itertools.count(1)
+
+    def add(begin, steps):
+        for _ in range(steps):
+            graph.add_edge(begin, begin := next(ends))
+        return begin
+
+    def follow(turns, begin):
+        for plain, spawning in turns:
+            spawned = [child for children in spawning for child in children]
+            childless = sum(not children for children in spawning)
+            begin = add(begin, max(plain + childless + bool(spawned), not spawned))
+            reached, begin = [begin, *(follow(child, begin) for child in spawned)], next(ends)
+            graph.add_weighted_edges_from((end, begin, 0) for end in reached)
+        return begin
+
+    graph.add_node(0)
+    follow(turns, 0)
+    return networkx.dag_longest_path_length(graph, default_weight=1)
+
+
+@settings(max_examples=60)
+@given(agents_of(2))
+def test_critical_steps_are_the_longest_chain_of_steps_over_all_agents(turns):
+    trajectory = agent(turns)
+    assert critical_steps_so_far(trajectory) == longest_chain(turns)
+    assert decode(encode(trajectory)).spawned.keys() == trajectory.spawned.keys()
+
+
+@settings(max_examples=60)
+@given(agents_of(2), st.data())
+def test_a_branch_that_is_not_longer_than_the_longest_changes_nothing(turns, data):
+    before, at = critical_steps_so_far(agent(turns)), data.draw(st.integers(0, len(turns) - 1))
+    plain, spawning = turns[at]
+    branches = [child for children in spawning for child in children]
+    if branches:
+        branch = min(branches, key=lambda child: critical_steps_so_far(agent(child)))
+        more = agent([*turns[:at], (plain, [*spawning, [branch]]), *turns[at + 1 :]])
+        assert critical_steps_so_far(more) == before
+        assert total_steps_so_far(more) == total_steps_so_far(agent(turns)) + total_steps_so_far(agent(branch))
+
+
+@settings(max_examples=60)
+@given(agents_of(1))
+def test_serial_work_is_as_long_as_all_of_it(turns):
+    assert critical_steps_so_far(agent(turns)) == total_steps_so_far(agent(turns))
 
 
 def test_a_budget_is_read_from_a_file_of_tasks_and_from_a_rollout_with_all_its_limits():

@@ -13,7 +13,7 @@ from k2jax.report import figures
 from k2jax.report.figures import learning_rate_figure
 from k2jax.report.metrics import MetricsLog
 from k2jax.report.plots import draw_plots
-from k2jax.report.policy_figures import accuracy_figure, drift_figure, responses_figure
+from k2jax.report.policy_figures import accuracy_figure, drift_figure, responses_figure, swarm_figure
 from k2jax.report.series import scalars, series, smooth, thin
 from k2jax.report.style import edges, save_figure
 from k2jax.report.summary import Baselines
@@ -174,9 +174,9 @@ def test_responses_show_their_longest_and_other_curves_mark_what_their_axis_leav
     assert list(mark.get_xdata()) == [10] and [text.get_text() for text in axes.texts] == ["10"]
 
 
-@pytest.mark.parametrize("figure", [accuracy_figure, responses_figure, drift_figure])
+@pytest.mark.parametrize("figure", [accuracy_figure, responses_figure, drift_figure, swarm_figure])
 def test_no_tick_lies_between_two_iterations_and_no_value_above_the_axis(figure):
-    keys = ("reward", "eval/greedy", "length", "tokens/kl")
+    keys = ("reward", "eval/greedy", "length", "tokens/kl", "swarm/parallelism", "swarm/peak")
     drawn = figure([{"step": step, **dict.fromkeys(keys, 1.5)} for step in range(4)])
     drawn.canvas.draw()
     for axes in drawn.axes:
@@ -184,3 +184,17 @@ def test_no_tick_lies_between_two_iterations_and_no_value_above_the_axis(figure)
             float(label.get_text().replace("\N{MINUS SIGN}", "-")).is_integer() for label in axes.get_xticklabels()
         )
         assert axes.get_ylim()[1] >= 1.5
+
+
+def test_agents_are_drawn_as_accuracy_above_parallelism_and_what_it_is_made_of():
+    steps = {"swarm/total_steps": 12.0, "swarm/critical_steps": 6.0, "swarm/assigned": 3.0, "swarm/finish_weight": 0.0}
+    lines = [{"step": step, "reward": 0.5, "swarm/parallelism": 2.0 + step, **steps} for step in range(3)]
+    figure = swarm_figure(lines)
+    panels = ["Steps of an episode", "Sub-agents of an episode", "Weights of these terms"]
+    assert titles(figure) == ["Reward and accuracy", "Parallelism", *panels]
+    assert list(figure.axes[1].lines[0].get_ydata()) == [2.0, 3.0, 4.0] and figure.axes[1].get_ylim()[0] == 0
+    assert [line.get_label() for line in figure.axes[2].lines] == ["total steps", "critical steps"]
+    scored = swarm_figure([line | {"swarm/score": 0.25, "eval/swarm/parallelism": 5.0} for line in lines])
+    assert set(scored.axes[0].lines[0].get_ydata()) == {0.25}, "without the terms of sub-agents"
+    assert scored.axes[1].get_ylim()[1] > 5
+    assert swarm_figure([{"step": 1, "reward": 0.5}]) is None

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from k2jax.config import resolve, source
+from k2jax.config import resolve, role, source
 from tests.rl.critic import lenient
 from tests.rl.tiny import tiny_config
 from tests.train.tiny import write_corpus
@@ -33,6 +33,8 @@ METHODS = LOGPROBS | {
     "rl.critic.format": "compact",
     "rl.critic.max_tokens": 6,
     "rl.eval_prompts": 2,
+    "rl.parl.parallel": 0.5,
+    "rl.parl.hold_until": 1.0,
 }
 CONFIG_FILE = """
 from tests.rl.methods import config_of
@@ -55,6 +57,8 @@ def config_of(folder, setattr):
     del config.data.sources.stdlib
     config.data.cache_dir = f"{folder}/cache"
     config.rl.distill.update({"teachers": teachers_in(folder), "table": f"{folder}/table.json"})
+    config.rl.roles.helper = role(checkpoint=f"{folder}/other", later=(f"{folder}/small",), later_from=(2,))
+    config.rl.roles.helper.max_tokens = 9
     return config
 
 

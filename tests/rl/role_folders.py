@@ -13,14 +13,14 @@ LLAMA = {
 }  # fmt: skip
 
 
-def write_role(folder, seed, tokenizer=None):
-    """A model of two layers whose weights are drawn from a seed."""
+def write_role(folder, seed, tokenizer=None, layers=2):
+    """A model of some layers whose weights are drawn from a seed."""
     rng, wide, inner = np.random.default_rng(seed), LLAMA["hidden_size"], LLAMA["intermediate_size"]
     shapes = {f"self_attn.{part}_proj": (wide, wide) for part in "qkvo"}
     shapes |= {"mlp.gate_proj": (inner, wide), "mlp.up_proj": (inner, wide), "mlp.down_proj": (wide, inner)}
     shapes |= {"input_layernorm": (wide,), "post_attention_layernorm": (wide,)}
-    named = {f"model.layers.{layer}.{name}.weight": shape for layer in range(2) for name, shape in shapes.items()}
+    named = {f"model.layers.{layer}.{name}.weight": shape for layer in range(layers) for name, shape in shapes.items()}
     named |= {"model.embed_tokens.weight": (LLAMA["vocab_size"], wide), "model.norm.weight": (wide,)}
     tensors = {name: (0.3 * rng.standard_normal(shape)).astype(np.float32) for name, shape in named.items()}
     (tokenizer or byte_tokenizer()).save(folder)
-    return str(write_folder(folder, LLAMA, tensors))
+    return str(write_folder(folder, LLAMA | {"num_hidden_layers": layers}, tensors))

@@ -14,7 +14,7 @@ from k2jax.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300  # that a process may take to come to what is waited for
-MEASURED = ("seconds", "tokens_per_second", "gb", "mfu")  # what differs between equal runs
+MEASURED = ("seconds", "tokens_per_second", "gb", "mfu", "engine_busy")  # what differs between equal runs
 
 
 def start(config_file, workdir, *more):

@@ -36,21 +36,26 @@ def test_the_experiments_agent_is_well_formed_and_its_prompt_is_short():
     assert len(templates) < 200 * 4  # characters of 200 tokens
 
 
-def with_agent(folder, sandbox="bubblewrap", **rollout):
-    """The config of a run of two iterations with an agent of a few lines."""
-    agent = write_agent(folder / "agent.json", small_agent())
+def config_with_agent(folder, agent, **rollout):
+    """The editable config of a run of two iterations with an agent."""
+    agent = write_agent(folder / "agent.json", agent)
     config = tiny_config()
     of = experiment().get_config().rl.tasks.files
     of.update({"options": ("kinds=write", "count=20"), "max_tokens": 12, "steps": 3})
     of.scaffold = f"black_box agent={agent}"
     config.rl.tasks = {"files": of}
     config.rl.rollout.update({"prompts": 2, "samples": 2, "slots": 4, "max_length": 200, "concurrency": 6})
-    config.rl.rollout.update({"sandbox": sandbox, **rollout})
+    config.rl.rollout.update(rollout)
     config.data.update({"chat_format": "compact", "sequence_length": 200})
     config.rl.update({"updates": 1, "eval_prompts": 1, "eval_samples": 1})
     config.train.update({"steps": 2, "batch_size": 2})
     config.eval.every = 1
-    return resolve(config)
+    return config
+
+
+def with_agent(folder, sandbox="bubblewrap", **rollout):
+    """The config of a run of two iterations with an agent of a few lines."""
+    return resolve(config_with_agent(folder, small_agent(), sandbox=sandbox, **rollout))
 
 
 @pytest.mark.parametrize("sandbox", ["e2b", "kubernetes"])

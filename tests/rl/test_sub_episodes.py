@@ -14,7 +14,6 @@ from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.client import Client, Sampling, ScriptedClient
 from k2jax.config import resolve
-from k2jax.errors import UserError
 from k2jax.rl import episodes
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.groups import PromptGroup
@@ -133,5 +132,15 @@ def test_the_loop_runs_sub_episodes_in_lockstep_and_the_same_ones_again(tmp_path
         assert all(link["reward"] is not None for link in one.metadata.get(SPAWNED, {}).values())
         ended.append(finished)
     assert any(ended)
-    with pytest.raises(UserError, match="token_cap"):
-        train(config(token_cap=8), tmp_path / "capped")
+
+
+def test_an_episode_that_pauses_goes_on_with_the_sub_episodes_that_it_had():
+    scripted = compact_client(lambda text: "the end" if "six" in text else "!delegate 5" if "x" in text else "six")
+    task = Task("t", "letters", ({"role": "user", "content": "x"},), "any", environment="tools", tools=("delegate",))
+    group, rounds, kept = PromptGroup(0, (1, 0), DrawnTask("low", task), [None]), 0, []
+    while not group.complete and rounds < 4:
+        asyncio.run(Episodes(tiny(), Gathering(scripted), COMPACT, BYTES, Judge()).run(1, [group], token_cap=15))
+        rounds += 1
+        kept.append(group.trajectories[0].spawned.get(0))
+    assert rounds == 2 and kept[0] is kept[1] and kept[0].answer == "six"
+    assert len(scripted.calls) == 4  # a delegation, its sub-agent, and an answer that was cut and went on

@@ -1,5 +1,7 @@
 """The search world: scripted policies that read its documents earn 1, and decoys mislead nobody who reads well."""
 
+import asyncio
+import dataclasses
 import re
 
 from hypothesis import given, settings
@@ -7,11 +9,13 @@ from hypothesis import strategies as st
 import pytest
 
 from k2jax.agents.dataset import load_tasks
-from k2jax.agents.registry import oracles
+from k2jax.agents.environments.tools import ToolEnvironment
+from k2jax.agents.registry import oracles, toolsets
 from k2jax.agents.scaffolds.scripted import turn_of
 from k2jax.tasks.item_f1 import item_f1
 from k2jax.tasks.search_world.oracle import parallel, value_of
 from k2jax.tasks.search_world.world import search_world
+from tests.agents.tool_episodes import called
 from tests.agents.tool_episodes import task as plain_task
 from tests.tasks.conftest import rewards
 
@@ -99,3 +103,88 @@ def test_every_document_holds_a_decoy_that_is_not_the_answer():
 def test_item_f1_counts_cells(answer, value):
     rows = plain_task(metadata={"table": [["A", "x", "1"], ["B", "y", "2"]]})
     assert item_f1(rows, answer).value == pytest.approx(value)
+
+
+class Window:
+    """The results of one call after another in an episode of a task with a browser."""
+
+    async def __aenter__(self):
+        self._environment = ToolEnvironment()
+        return self
+
+    async def __aexit__(self, *error):
+        await self._environment.close()
+
+    async def begin(self, task):
+        await self._environment.reset(dataclasses.replace(task, tools=("search_browser",)), 0)
+
+    async def __call__(self, name, **arguments):
+        step = await self._environment.step({"tool_calls": [called(name, arguments)]})
+        return step.observation.messages[0]["content"]
+
+
+def browsing(script, *options):
+    """Follows a script, ``async script(window, task)``, in each task."""
+
+    async def follow():
+        async with Window() as window:
+            for task in load_tasks("search_world", options):
+                await window.begin(task)
+                await script(window, task)
+
+    asyncio.run(follow())
+
+
+def test_links_of_a_browser_lead_to_the_answers_of_deep_tasks():
+    async def script(window, task):
+        name, links = task.metadata["start"], task.metadata["links"]
+        both = await window("search", queries=[name, "no such words"])
+        first, second = both.split("\n\n")
+        assert first.splitlines()[0] == f"{name}:" and second == "no such words:\nnothing was found"
+        shown = await window("open", address=first.splitlines()[1].split(" | ")[0])
+        for link in links:
+            name = value_of(link, name, shown)
+            shown = await window("click", link=name)
+            assert shown.splitlines()[0] == name
+        assert value_of(task.metadata["fact"], name, shown) == str(task.metadata["answer"])
+        assert "shows no link 'Nobody'" in await window("click", link="Nobody")
+        typed = await window("input", text=name)
+        assert typed.splitlines()[1] == name and (await window("click", link=name)) == shown
+
+    browsing(script, "kinds=deep", "count=4", "documents=300", "hops=3")
+
+
+def test_the_window_of_a_browser_shows_every_part_of_a_long_document_and_what_is_found():
+    async def script(window, task):
+        (page,) = [
+            page for page in search_world(60, 0, 40).corpus.pages if page.title == task.metadata["counted"]["title"]
+        ]
+        shown, text = await window("open", address=page.address), ""
+        parts = int(re.search(r"\[part 1 of (\d+)\]", shown)[1])
+        for part in range(1, parts + 1):
+            text += shown.split("\n")[1]
+            assert f"\n[part {part} of {parts}]\n[links: " in shown
+            shown = await window("scroll")
+        assert text == page.text and f"shows part {parts} of {parts}" in shown
+        assert (await window("scroll", parts=1 - parts)).split("\n")[1] == text[:600]
+        place = text.find("In the year", 1500)
+        words = text[place : place + 60]
+        assert f"[part {place // 600 + 1} of {parts}]" in await window("find", text=words)
+        assert "does not have" in await window("find", text=text[:60])
+        assert "there is no query" in await window("search", queries=[])
+
+    browsing(script, "kinds=long", "count=2", *LARGE[2:])
+
+
+def test_tasks_of_the_world_keep_their_tools_and_a_browser_downloads_where_they_do():
+    (task,) = load_tasks("search_world", ("kinds=download", "count=1", *LARGE[2:]))
+    assert task.tools == ("search_world",)
+    names = [tool["function"]["name"] for tool in toolsets.make("search_browser").tools]
+    assert names == ["search", "open", "click", "input", "find", "scroll"]
+
+    async def script(window, task):
+        name, receipt = task.metadata["table"][0]
+        address = (await window("search", queries=[name])).splitlines()[1].split(" | ")[0]
+        assert (await window("download", address=address)).endswith(receipt)
+
+    browsing(script, "kinds=download", "count=1", *LARGE[2:])

@@ -30,7 +30,7 @@ BOUND = {"a line of a step": '{"step": 0}\n{"step": 10}\n', "a line that is cut"
 def test_only_a_step_that_was_done_binds_a_workdir(tmp_path, capsys, name):
     metrics = (FAILED | BOUND).get(name)
     write_config(tmp_path, config_of(0))
-    for folder in ("tokenizer", "verdicts", "trajectories"):
+    for folder in ("tokenizer", "verdicts", "trajectories", "groups"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "file").write_text("old")
     (tmp_path / "notes.txt").write_text("the user's own")

@@ -1,4 +1,4 @@
-"""An engine in another process, over a Unix socket: its client for workers, and the server beside the engine."""
+"""An engine in another process, over a socket: its client for workers, and the server beside the engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 import contextlib
 import itertools
 from pathlib import Path
+import socket
 import struct
 from typing import Any
 
 import numpy as np
 
+from k2jax.agents.collect.engine_address import LARGEST_GREETING, EngineAddress, greeting, shows_key
 from k2jax.agents.collect.token_reports import ReportedTokens, TokenReport
-from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire import VERSION, FrameConnection, other_version, version_of
 from k2jax.agents.collect.wire_messages import (
     NUMBER,
     EngineLoad,
@@ -39,6 +41,8 @@ class EngineLostError(InfrastructureError):
     """The engine's process is gone, or it failed."""
 
 
+GREETING_SECONDS = 30.0
+"""Time that a server gives a connection until it has to show what it is [s]."""
 _LONGEST = struct.Struct("<QQ")  # number, longest sequence
 _ERRORS = {
     RequestFault.ENGINE: EngineLostError,
@@ -51,15 +55,16 @@ class EngineSocketClient(Client):
     """Generates with the engine behind a socket (``k2jax.agents.collect.engine_socket``); it connects when it is used.
 
     Args:
-        path: of the socket.
+        address: of the engine, see ``EngineAddress``.
         patience: time for the engine to be there [s].
 
     Attributes:
         load: what the engine last said of itself; None before it has.
     """
 
-    def __init__(self, path: str | Path, patience: float = 120.0):
-        self._path, self._patience = str(path), patience
+    def __init__(self, address: str | Path, patience: float = 120.0):
+        self._address, self._patience = EngineAddress.parse(address), patience
+        self._greeted: asyncio.Future[None] | None = None
         self._connection: FrameConnection | None = None
         self._connecting: asyncio.Lock | None = None
         self._numbers = itertools.count()
@@ -130,7 +135,8 @@ class EngineSocketClient(Client):
         """The connection, which is made where there is none.
 
         Raises:
-            EngineLostError: nobody listens there.
+            EngineLostError: nobody listens there, or whoever does wants another key.
+            UserError: it speaks another version of the wire.
         """
         if self._connecting is None:
             self._connecting = asyncio.Lock()
@@ -148,16 +154,35 @@ class EngineSocketClient(Client):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         while True:
-            connection = FrameConnection(self._on_frame, self._on_end)
+            connection, self._greeted = FrameConnection(self._on_frame, self._on_end), loop.create_future()
             with contextlib.suppress(OSError):
-                await loop.create_unix_connection(lambda made=connection: made, self._path)
-                return connection
+                await self._address.connect(connection)
+                break
             if loop.time() > deadline:
-                raise EngineLostError(f"no engine listens on {self._path}")
+                raise EngineLostError(f"no engine listens on {self._address}")
             await asyncio.sleep(0.1)
+        try:
+            async with asyncio.timeout_at(max(deadline, loop.time() + GREETING_SECONDS)):
+                await self._greeted
+        except TimeoutError:
+            raise EngineLostError(f"the engine on {self._address} does not answer") from None
+        except (EngineLostError, UserError):
+            connection.abort()
+            raise
+        return connection
+
+    def _on_hello(self, version: int) -> None:
+        if self._greeted.done():
+            return
+        if version == VERSION:
+            self._greeted.set_result(None)
+        else:
+            self._greeted.set_exception(UserError(other_version(f"the engine on {self._address}", version)))
 
     def _on_frame(self, kind: int, body: bytes) -> None:
-        if kind == EngineMessage.COMPLETION:
+        if kind == EngineMessage.HELLO:
+            self._on_hello(version_of(body))
+        elif kind == EngineMessage.COMPLETION:
             number, completion = unpack_completion(body)
             self._settle(number, completion, None)
         elif kind == EngineMessage.SCORES:
@@ -188,6 +213,8 @@ class EngineSocketClient(Client):
 
     def _on_end(self) -> None:
         self._connection = None
+        if self._greeted is not None and not self._greeted.done():
+            self._greeted.set_exception(EngineLostError(f"what listens on {self._address} does not take this worker"))
         for number in list(self._waiting):
             self._settle(number, None, EngineLostError("the engine's process has ended"))
 
@@ -200,6 +227,7 @@ class EngineServer:
         load: says how busy the engine is; it is told to every connection each ``interval``.
         interval: between two such messages [s].
         media: makes of a sent image what the client takes; None for a client of text alone.
+        key: that every connection has to show, see ``EngineAddress``; empty on a Unix socket.
     """
 
     def __init__(
@@ -208,15 +236,19 @@ class EngineServer:
         load: Callable[[], EngineLoad] | None = None,
         interval: float = 0.5,
         media: Callable[[SentImage], Any] | None = None,
+        key: str = "",
     ):
         self._client, self._load, self._interval = client, load, interval
-        self._media = media
+        self._media, self._key = media, key
         self._connections: set[_Served] = set()
 
-    async def serve(self, path: str | Path, ready: Callable[[], None] = lambda: None) -> None:
-        """Listens until it is cancelled."""
+    async def serve(self, place: str | Path | socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+        """Listens until it is cancelled, on a Unix socket of this path or on a socket that listens already."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(self._connected, str(path), backlog=512)
+        if isinstance(place, socket.socket):
+            server = await loop.create_server(self._connected, sock=place)
+        else:
+            server = await loop.create_unix_server(self._connected, str(place), backlog=512)
         ready()
         async with server:
             while True:
@@ -227,9 +259,11 @@ class EngineServer:
                         served.connection.send(EngineMessage.PRESSURE, load)
 
     def _connected(self) -> FrameConnection:
-        served = _Served(self)
+        return _Served(self, self._key).connection
+
+    def admit(self, served: _Served) -> None:
+        """A connection has shown that it is a worker's."""
         self._connections.add(served)
-        return served.connection
 
     async def answer(self, kind: int, body: bytes, reporting: Callable[[], TokenReport]) -> tuple[EngineMessage, bytes]:
         """The frame that answers a request; ``reporting`` sends what comes before it."""
@@ -262,15 +296,41 @@ class EngineServer:
 
 
 class _Served:
-    """One connection: its requests are coroutines, which end with it."""
+    """One connection: its requests are coroutines, which end with it.
 
-    def __init__(self, server: EngineServer):
-        self._server = server
+    Until it has shown the key it may send a greeting and nothing else, in a short time.
+    """
+
+    def __init__(self, server: EngineServer, key: str):
+        self._server, self._key = server, key
+        self._is_admitted = self._is_refused = False
         self._running: dict[int, asyncio.Task[None]] = {}
         self._reports: dict[int, TokenReport] = {}
-        self.connection = FrameConnection(self._on_frame, self._on_end)
+        self.connection = FrameConnection(self._on_frame, self._on_end, largest=LARGEST_GREETING)
+        self._timer = asyncio.get_running_loop().call_later(GREETING_SECONDS, self.connection.abort)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
+        if self._is_admitted:
+            self._on_request(kind, body)
+        elif not self._is_refused:
+            self._on_greeting(kind, body)
+
+    def _on_greeting(self, kind: int, body: bytes) -> None:
+        self._timer.cancel()
+        self._is_refused = kind != EngineMessage.HELLO or not shows_key(body, self._key)
+        if self._is_refused:
+            self.connection.abort()
+            return
+        self.connection.send(EngineMessage.HELLO, greeting())  # by which another version knows what is wrong
+        self._is_refused = version_of(body) != VERSION
+        if self._is_refused:
+            self.connection.close()
+            return
+        self._is_admitted = True
+        self.connection.trust()
+        self._server.admit(self)
+
+    def _on_request(self, kind: int, body: bytes) -> None:
         (number,) = NUMBER.unpack_from(body)
         if kind in (EngineMessage.REQUEST, EngineMessage.SCORE, EngineMessage.LONGEST):
             answering = asyncio.ensure_future(self._answer(number, kind, body))
@@ -297,6 +357,7 @@ class _Served:
         self._reports.pop(number, None)
 
     def _on_end(self) -> None:
+        self._timer.cancel()
         self._server.forget(self)
         for answering in list(self._running.values()):
             answering.cancel()

@@ -52,7 +52,8 @@ class JudgedEpisodes:
         token_cap: tokens after which an episode pauses and its worker takes the oldest one; 0 is no cap.
         media: reads the images of messages; None for a model of text alone.
         roles: who answers besides the model, by name; they read text alone.
-        masks_long: whether an episode whose environment shows more than fits the engine is masked, and not a mistake.
+        masks_long: whether an episode whose environment shows more than fits the engine is masked, and not a mistake;
+            sub-episodes are in any case.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class JudgedEpisodes:
         try:
             trajectory = await run_episode(task, client, asked.chat, asked.tokenizer, environment, **options)
         except PromptTooLongError as error:  # by what the environment has added to the instruction
-            if not self._masks_long:
+            if not (self._masks_long or spawner.path):  # what a sub-episode is asked, an agent may have written
                 raise UserError(f"the task {task.id!r} of class {written.kind!r} cannot begin: {error}") from error
             masked = {"status": "masked", "error": f"PromptTooLongError: {error}"}
             return Trajectory(task.id, task.domain, episode.place, purpose=episode.purpose, **masked), Waits()

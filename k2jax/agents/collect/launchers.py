@@ -17,7 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from k2jax.agents.collect.event_loop import run
 from k2jax.agents.collect.worker import work
@@ -105,6 +105,9 @@ class RayLauncher:
         address: of a cluster, ``auto`` for the one that this node belongs to, or ``local`` for a new one on this
             machine, which listens on 127.0.0.1 and has no dashboard.
 
+    Attributes:
+        host: the address of this machine at which actors reach it.
+
     Raises:
         UserError: Ray is not installed, or there is no such cluster.
     """
@@ -123,15 +126,17 @@ class RayLauncher:
             ray.init(address=address, ignore_reinit_error=True, **local)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"there is no Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+        self.host: str = ray.util.get_node_ip_address()
         self._actor = ray.remote(_Actor).options(num_cpus=1, scheduling_strategy="SPREAD", max_restarts=0)
 
     async def start(self, folder: Path, shard: int) -> _RayWorker:
         """See ``WorkerLauncher.start``."""
         key = secrets.token_bytes(_KEY_BYTES)
-        with socket.create_server((self._ray.util.get_node_ip_address(), 0)) as listener:
+        with socket.create_server((self.host, 0)) as listener:
             listener.setblocking(False)
             actor = self._actor.remote()
-            working = actor.work.remote(str(folder.absolute()), listener.getsockname()[:2], key, shard, sys.path)
+            here = _Here(os.getcwd(), sys.path)
+            working = actor.work.remote(str(folder.absolute()), listener.getsockname()[:2], key, shard, here)
             arriving = asyncio.ensure_future(_arrived(listener, key))
             failing = asyncio.wrap_future(working.future())
             try:
@@ -158,12 +163,25 @@ class _RayWorker:
         self._ray.kill(self._actor)
 
 
+class _Here(NamedTuple):
+    """What processes of this machine inherit: the working folder, and where packages of the user are."""
+
+    folder: str
+    paths: list[str]
+
+    def adopt(self) -> None:
+        """Makes it an actor's own; a node that does not have the folder resolves no relative path of a config."""
+        sys.path += [path for path in self.paths if path not in sys.path]
+        if os.path.isdir(self.folder):
+            os.chdir(self.folder)
+
+
 class _Actor:
     """A worker in the process of an actor."""
 
-    def work(self, folder: str, address: tuple[str, int], key: bytes, shard: int, paths: list[str]) -> None:
+    def work(self, folder: str, address: tuple[str, int], key: bytes, shard: int, here: _Here) -> None:
         """Works until the scheduler closes the connection."""
-        sys.path += [path for path in paths if path not in sys.path]  # where packages of the user are
+        here.adopt()
         with socket.create_connection(address) as connection:
             connection.sendall(key + _PID.pack(os.getpid()))
             run(work(Path(folder), connection, shard))

@@ -74,6 +74,10 @@ class _Entry:
     """Number of its place in the queue; None where it does not wait."""
 
 
+ATTEMPTS = 3
+"""Failures of the infrastructure after which a task is masked."""
+
+
 class LeaseTable:
     """Tasks, workers and leases; see the module's text.
 
@@ -86,7 +90,7 @@ class LeaseTable:
         running: how many tasks are leased and have not ended.
     """
 
-    def __init__(self, attempts: int = 3, losses: int = 16):
+    def __init__(self, attempts: int = ATTEMPTS, losses: int = 16):
         if attempts < 1 or losses < 1:
             raise ValueError("a task needs at least one attempt")
         self.leases: dict[int, Lease] = {}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from k2jax.agents.collect.instances import shared_instances
 from k2jax.client import Client, Completion, OnToken, Sampling
 
 Policy = Literal["cache_aware", "round_robin"]
@@ -106,31 +107,6 @@ def chained_blocks(tokens: np.ndarray) -> list[int]:
         before = hash((before, data[begin : begin + BLOCK].tobytes()))
         chain.append(before)
     return chain
-
-
-def shared_instances(engines: int, queues: Sequence[float], now: Sequence[int]) -> list[int]:
-    """How many engines serve each role (orchestrator, sub-agents), following the roles' queues.
-
-    The ratio moves by one engine at a time, and only where that brings it nearer to the queues' ratio by more than
-    half an engine, so that it does not swing. Every role keeps one engine.
-
-    Args:
-        engines: how many there are, at least as many as roles.
-        queues: tokens or requests that wait or run, of each role.
-        now: engines of each role; they sum to ``engines``.
-    """
-    if sum(now) != engines or min(now) < 1 or len(queues) != len(now):
-        raise ValueError("each role has at least one engine, and together they have all")
-    total = sum(queues)
-    if total <= 0:
-        return list(now)
-    shares = [max(1.0, engines * queue / total) for queue in queues]
-    shortage = [want - have for want, have in zip(shares, now, strict=True)]
-    gaining = int(np.argmax(shortage))
-    losing = min((role for role in range(len(now)) if now[role] > 1), key=lambda role: shortage[role], default=gaining)
-    if gaining == losing or shortage[gaining] <= 0.5 or shortage[losing] >= -0.5:
-        return list(now)
-    return [have + (role == gaining) - (role == losing) for role, have in enumerate(now)]
 
 
 REVIEW = 64

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 import json
 from pathlib import Path
+import sys
 from typing import Any
 
 from k2jax.agents.collect.admission import Admission
@@ -19,7 +20,7 @@ from k2jax.agents.collect.journal import SHARDS
 from k2jax.agents.collect.launchers import LocalLauncher, WorkerHandle, WorkerLauncher
 from k2jax.agents.collect.lease_table import Ended, Lease, LeaseTable
 from k2jax.agents.collect.monitoring import ChromeTrace
-from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire import VERSION, FrameConnection, other_version, version_of
 from k2jax.agents.collect.wire_messages import (
     LEASE_AND_NUMBER,
     NUMBER,
@@ -36,6 +37,8 @@ from k2jax.files.atomic import write_atomic
 
 GRANTS = 256
 """Leases that are given in one turn of the event loop."""
+HIRING_PAUSE = 10.0
+"""Time between two attempts to replace a worker [s]."""
 _DEAD_ON_ARRIVAL = 3
 """Number of workers in a row whose death before they are ready ends the run."""
 
@@ -174,8 +177,16 @@ class LeaseScheduler(ABC):
         await connect(connection, worker.handle.socket)
 
     async def _hire_again(self) -> None:
+        """Replaces a lost worker; while others work and none can take its place, such as on a lost node, it waits."""
         try:
-            await self._hire()
+            while True:
+                try:
+                    return await self._hire()
+                except UserError as error:
+                    if not any(worker.ready for worker in self._processes.values()):
+                        raise
+                    print(f"warning: no worker takes the place of a lost one: {error}", file=sys.stderr)
+                await asyncio.sleep(HIRING_PAUSE)
         except Exception as error:  # nobody waits for this task
             self.fail(error)
 
@@ -188,6 +199,8 @@ class LeaseScheduler(ABC):
 
     def _act(self, worker: _ConnectedWorker, kind: int, body: bytes) -> None:
         if kind == WorkerMessage.READY:
+            if version_of(body) != VERSION:
+                raise UserError(other_version("a worker", version_of(body)))
             worker.ready, self._dead_on_arrival = True, 0
             self._table.join(worker.shard, self._capacity)
             if self._trace is not None:

@@ -27,7 +27,7 @@ Key = tuple[int, int, int]
 class WorkerMessage(enum.IntEnum):
     """Kinds of frames between the scheduler and a worker."""
 
-    READY = 1  # worker: it may be given leases
+    READY = 1  # worker: the version of the wire; it may be given leases
     LEASE = 2  # scheduler: LeaseOrder
     REVOKE = 3  # scheduler: the number of a lease to be given back
     DONE = 4  # worker: LeaseReport
@@ -193,6 +193,7 @@ class EngineMessage(enum.IntEnum):
     LONGEST = 8  # worker: number; engine: number, and the longest sequence [tokens], 0 where that is not known
     TOKENS = 9  # engine: number, new tokens of a request that reports them
     END = 10  # worker: number of such a request that ends with its next token
+    HELLO = 11  # the first frame of either side, see engine_address
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from k2jax.agents.collect.event_loop import calm_collector, connect, end_all, run
 from k2jax.agents.collect.journal import shard_path, stored_trajectory
 from k2jax.agents.collect.queue_file import FILE, WrittenTask, read_task
-from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire import VERSION, VERSION_NUMBER, FrameConnection
 from k2jax.agents.collect.wire_messages import (
     LEASE_AND_NUMBER,
     NUMBER,
@@ -175,7 +175,7 @@ class RolloutWorker:
     async def serve(self, connection: socket.socket) -> None:
         """Works until the scheduler closes the connection; what still runs then is cancelled."""
         await connect(self._connection, connection)
-        self._connection.send(WorkerMessage.READY)
+        self._connection.send(WorkerMessage.READY, VERSION_NUMBER.pack(VERSION))
         await self._ended.wait()
         await end_all(self._episodes.values())
         self._spawned.close()

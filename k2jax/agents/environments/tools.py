@@ -14,12 +14,9 @@ from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import CallResult, Toolbox
 from k2jax.agents.toolsets.overlap import Overlap
-from k2jax.agents.toolsets.types import Toolset, Workplace
+from k2jax.agents.toolsets.types import USER_TURNS, Toolset, Workplace
 from k2jax.errors import UserError
 from k2jax.trajectory.steps import MOST_CALLS
-
-USER_TURNS = "user_turns"
-"""Key of a task's metadata: texts that the user says, one after each answer that calls no tool."""
 
 
 class ToolEnvironment(Environment):

@@ -77,7 +77,8 @@ class GatewayRollout:
     def limits(self) -> dict[str, int]:
         """What all recorded answers may use: those of ``steps``, ``side_calls`` and ``prompt_tokens`` with a limit."""
         budget = self.budget
-        steps = min((limit for limit in (budget.steps, budget.critical_steps) if limit is not None), default=None)
+        of_steps = (budget.steps, budget.critical_steps, budget.total_steps)
+        steps = min((limit for limit in of_steps if limit is not None), default=None)
         side_calls = self.side_calls if self.side_calls is not None or steps is None else 2 * steps + 8
         limits = {"steps": steps, "side_calls": side_calls, "prompt_tokens": budget.prompt_tokens}
         return {name: limit for name, limit in limits.items() if limit is not None}

@@ -6,9 +6,9 @@ In reading order: ``types`` (the interface), ``backends`` (by name), ``task_limi
 ``unsafe`` (no isolation, only when named).
 
 Below: ``spawner``, ``spawner_client``, ``child_process``, ``launcher``, ``mount_namespace``, ``mounts``, ``cgroup``,
-``seccomp`` and ``counted_namespace`` (how a sandbox starts), ``process``, ``running_command``, ``python_worker`` and
-``python_program`` (programs that stay), ``forward`` (the way to a gateway), ``interpreter``, ``images``; ``check``,
-``attacks``, ``hostile`` and ``exhaustion``.
+``seccomp``, ``warden`` and ``counted_namespace`` (how a sandbox starts and ends), ``process``, ``running_command``,
+``python_worker`` and ``python_program`` (programs that stay), ``forward`` (the way to a gateway), ``interpreter``,
+``images``; ``check``, ``attacks``, ``hostile`` and ``exhaustion``.
 """
 
 from k2jax.agents.sandbox.types import (

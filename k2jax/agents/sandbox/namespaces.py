@@ -41,6 +41,8 @@ _PACKING = 120.0
 """Time limit of ``tar`` [s]."""
 _ARCHIVE = 4096
 """Most bytes that an archive needs for a file beside what is in it."""
+_STARTS = 2
+"""Spawners that are tried before the machine is to blame."""
 _GRACE = 30.0
 """How long after a command's time limit the spawner may still take to answer [s]."""
 
@@ -112,17 +114,23 @@ class NamespaceBackend(abc.ABC):
         """The running spawner, or a new one, tried out first."""
         with self._lock:
             if self._link is None or not self._link.alive or self._link.pid != os.getpid():
-                try:
-                    link = Link(self.kind, self._program, self._folder, self._groups)
-                    asyncio.run(self._try_out(link))
-                except SandboxError as error:
-                    raise UserError(
-                        f"{self.kind} cannot make sandboxes on this machine ({error}); allow user namespaces: "
-                        "sysctl kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=10000"
-                    ) from None
-                self._link = link
-                weakref.finalize(self, link.close)
+                self._link = self._started()
+                weakref.finalize(self, self._link.close)
             return self._link
+
+    def _started(self) -> Link:
+        """A spawner that works; another is started in the place of one that does not, since it may have been killed."""
+        for _ in range(_STARTS):
+            try:
+                link = Link(self.kind, self._program, self._folder, self._groups)
+                asyncio.run(self._try_out(link))
+                return link
+            except SandboxError as error:
+                reason = error
+        raise UserError(
+            f"{self.kind} cannot make sandboxes on this machine ({reason}); allow user namespaces: "
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=10000"
+        )
 
     async def _try_out(self, link: Link) -> None:
         async with await self._open(link, SandboxSpec(), "", {}) as sandbox:

@@ -25,6 +25,7 @@ from k2jax.agents.sandbox.launcher import Launcher
 from k2jax.agents.sandbox.mount_namespace import BoxFiles, SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
 from k2jax.agents.sandbox.running_command import RunningCommand, parent_of
+from k2jax.agents.sandbox.warden import start_warden
 
 LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
 _OWN_PROCESSES = 2
@@ -113,7 +114,7 @@ class SandboxSpawner:
         self, connection: socket.socket, stage: SandboxStage, program: str, *, launcher: Launcher, groups: bool
     ):
         self._connection, self._stage = connection, stage
-        self._program, self._launcher = program, launcher
+        self._program, self._launcher, self._mark = program, launcher, os.fsencode(stage.path.name)
         self._groups = cgroup.GroupPool(cgroup.hold(cgroup.find()) if groups else {}, f"{os.getpid()}-")
         stage.forget("/sys")
         self._selector = selectors.DefaultSelector()
@@ -225,7 +226,7 @@ class SandboxSpawner:
         entrances = box.group.entrances()
         plan = Plan(
             program=self._program,
-            invocation=invocation,
+            invocation=invocation._replace(argv=[self._mark, *invocation.argv[1:]]),
             namespace=box.files.namespace,
             user=self._stage.user,
             entrances=entrances,
@@ -314,6 +315,7 @@ def run(words: Sequence[str]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)
+    start_warden(folder)
     os.umask(0o022)  # others read what it writes for them
     try:
         adopt_orphans()

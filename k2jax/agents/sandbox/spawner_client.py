@@ -14,7 +14,7 @@ import tempfile
 import threading
 from typing import Any, NamedTuple
 
-from k2jax.agents.sandbox import cgroup, wire
+from k2jax.agents.sandbox import wire
 from k2jax.agents.sandbox.types import SandboxError
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
@@ -149,8 +149,7 @@ class Link:
             self._connection.close()
         for future in waiting:
             future.set_exception(SandboxError("the spawner of sandboxes has ended"))
-        if self._process.wait() != 0:  # it could not clean up
-            cgroup.remove_left_over(f"{self._process.pid}-", _PATIENCE)
+        if self._process.wait() != 0:  # its warden cleans up behind it, if it came to start one
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)
 

@@ -9,14 +9,15 @@ the order of the calls, too: which of two tools was faster decides no random num
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 import contextlib
 import contextvars
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from k2jax.agents.task import Task
 from k2jax.trajectory import Trajectory
+from k2jax.trajectory.steps import NO_CALL
 
 Spawn = Callable[..., Awaitable[Trajectory]]
 """Runs a task as a sub-episode, see ``Rollout.spawn``."""
@@ -76,7 +77,7 @@ class Overlap:
             key = (number,) if queue is None else (None, queue)
             strands.setdefault(key, _Strand(self, [])).numbers.append(number)
         if len(strands) < 2:
-            return [await carry_out(number) for number in range(len(queues))]
+            return await self._in_order(strands.values(), carry_out)
         self._strands, self._held, self._has_begun = list(strands.values()), [], False
         results: dict[int, _Result] = {}
         tasks = [asyncio.create_task(self._follow(strand, carry_out, results)) for strand in self._strands]
@@ -92,14 +93,33 @@ class Overlap:
             task.result()
         return [results[number] for number in range(len(queues))]
 
+    async def _in_order(
+        self, strands: Iterable[_Strand], carry_out: Callable[[int], Awaitable[_Result]]
+    ) -> list[_Result]:
+        """The results of calls that all wait for one another."""
+        results: dict[int, _Result] = {}
+        for strand in strands:
+            before = _STRAND.set(strand)
+            try:
+                await self._carry_out(strand, carry_out, results)
+            finally:
+                _STRAND.reset(before)
+        return list(results.values())
+
+    @staticmethod
+    async def _carry_out(
+        strand: _Strand, carry_out: Callable[[int], Awaitable[_Result]], results: dict[int, _Result]
+    ) -> None:
+        for number in strand.numbers:
+            strand.call = number
+            results[number] = await carry_out(number)
+
     async def _follow(
         self, strand: _Strand, carry_out: Callable[[int], Awaitable[_Result]], results: dict[int, _Result]
     ) -> None:
         _STRAND.set(strand)  # of this task alone
         try:
-            for number in strand.numbers:
-                strand.call = number
-                results[number] = await carry_out(number)
+            await self._carry_out(strand, carry_out, results)
         finally:
             strand.is_over = True
             self._release()
@@ -110,15 +130,18 @@ class Overlap:
             self._has_begun = True
             self._release()
 
-    async def _spawn_in_order(self, task: Task, kind: str = "", role: str = "") -> Trajectory:
+    async def _spawn_in_order(self, task: Task, kind: str = "", role: str = "", **options: Any) -> Trajectory:
         strand = _STRAND.get()
-        if strand is not None and strand.owner is self and self._has_begun and not strand.is_over:
+        if strand is not None and strand.owner is not self:
+            strand = None
+        call = NO_CALL if strand is None else strand.call
+        if strand in self._strands and self._has_begun and not strand.is_over:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._held.append((strand, strand.call, turn))
             asyncio.get_running_loop().call_soon(self._release)  # once this one waits: else it would be the first
             await turn
         assert self._spawn is not None
-        return await self._spawn(task, kind, role)
+        return await self._spawn(task, kind, role, call=call, **options)
 
     def _release(self) -> None:
         """Lets the spawns go on that wait, where nothing but them goes on by itself."""

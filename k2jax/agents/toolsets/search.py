@@ -86,7 +86,7 @@ class SearchTools(FunctionTools):
         found = self._corpus.search(query, self._results)
         if not found:
             return "nothing was found"
-        return "\n".join(f"{page.address} | {page.title} | {_excerpt(page.text, query)}" for page in found)
+        return "\n".join(f"{page.address} | {page.title} | {excerpt(page.text, query)}" for page in found)
 
     def browse(self, address: str, part: int = 1) -> str:
         """Shows a document, or a part of a long one.
@@ -130,7 +130,7 @@ def _modified(path: str) -> int:
         raise UserError(f"the corpus {path} cannot be read: {error.strerror}") from None
 
 
-def _excerpt(text: str, query: str) -> str:
+def excerpt(text: str, query: str) -> str:
     """The words around the first word of the query that occurs, on one line."""
     words, wanted = text.split(), set(words_of(query))
     hits = (place for place, word in enumerate(words) if wanted & set(words_of(word)))

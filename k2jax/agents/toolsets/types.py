@@ -11,6 +11,9 @@ from k2jax.agents.task import Task
 from k2jax.text.media_reading import IMAGE_PART
 from k2jax.trajectory import Trajectory
 
+USER_TURNS = "user_turns"
+"""Key of a task's metadata: texts that the user says to the agent, one after each answer that calls no tool."""
+
 
 class ToolError(Exception):
     """A call cannot be carried out, and the model is told why: it is the model's mistake, not the machine's."""

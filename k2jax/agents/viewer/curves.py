@@ -1,4 +1,4 @@
-"""The curves of a run as SVG elements of a page: reward, accuracy, length, entropy and mismatch over its steps."""
+"""The curves of a run as SVG elements of a page: reward, accuracy, length, entropy, and those of sub-agents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from k2jax.report.series import Records, scalars, thin
 PANELS = {  # title: pattern of the keys of metrics.jsonl
     "reward": r"(.*/)?reward(/.*)?",
     "accuracy": r"(.*/)?(accuracy|greedy|(pass[@^]|avg@)\d+)(/(?!low$|high$).*)?",
+    "parallelism of agents": r"(.*/)?swarm/parallelism(/.*)?",
     "response length [tokens]": r"(.*/)?((response_)?length|response_tokens)(/(?!max).*)?",
     "entropy [nats]": r"(.*/)?entropy(/.*)?",
     "mismatch of engine and trainer [nats]": r"(.*/)?mismatch(_mean|/mean|_max|/max|_p99)?",
     "loss": r"(val_)?loss",
+    "steps of agents": r"(.*/)?swarm/(critical|total)_steps",
+    "sub-agents of an episode": r"swarm/(created|used|assigned|finished|peak)",
+    "terms of sub-agents and their weights": r"swarm/(parallel|finish)(_weight)?",
 }
 MAX_LINES = 6
 WIDTH, HEIGHT = 340, 170

@@ -1,27 +1,36 @@
-"""One trajectory as HTML: its reward, its tree as a picture, its turns, and the tokens of each node as boxes."""
+"""One trajectory as HTML: its reward, its tree as a picture, its turns, and the tokens of each node as boxes.
+
+Sub-agents stand below the conversation that spawned them, in the same form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from k2jax.agents.viewer.markup import Html, element
+from k2jax.agents.viewer.swarm_picture import instruction
+from k2jax.agents.viewer.swarm_schedule import SwarmAgent, swarm_schedule
+from k2jax.agents.viewer.swarm_section import MOST_AGENTS, swarm_card
 from k2jax.agents.viewer.token_boxes import Decode, NodeMarks, tokens
 from k2jax.agents.viewer.tree_picture import TreeOutline, outline_of, tree_picture
 from k2jax.agents.viewer.turn_table import span, turn_table
 from k2jax.agents.viewer.verdict_page import comparison_table, details, verdict
 from k2jax.trajectory.annotations import PairVerdict, TrainingMarks, other_metadata, training
 from k2jax.trajectory.consistency import verify
+from k2jax.trajectory.links import spawning_node
 from k2jax.trajectory.types import NO_TURN, NO_VERSION, ROOT, Trajectory
 
 _MAX_INDENT = 6
+_MOST_WORDS = 300  # of an instruction whose conversation is left out
 
 
 def episode(
     trajectory: Trajectory,
     number: int,
-    decode: Decode | None,
+    visible: Callable[[Trajectory], Decode | None],
     verdicts: Sequence[PairVerdict] = (),
     samples: Mapping[int, int] | None = None,
 ) -> Html:
@@ -30,7 +39,8 @@ def episode(
     Args:
         trajectory: to show.
         number: by which the page's links name it.
-        decode: gives the text of a token; None shows no tokens.
+        visible: gives the function that makes text of tokens, or None for a trajectory whose tokens are left out. It
+            is asked once for the trajectory, then for those of its sub-agents.
         verdicts: of a critic, with this sample as the own one.
         samples: numbers by which the page's links name the samples of its prompt.
     """
@@ -49,15 +59,56 @@ def episode(
         problems.append(element("p", trajectory.error, class_="alert"))
     address = {other: f"#e{place}" for other, place in (samples or {}).items()}.get
     body = [heading, *problems, verdict(trajectory, marks), comparison_table(verdicts, address)]
-    body.append(_figures(trajectory, marks))
+    agents = swarm_schedule(trajectory)
+    places = [f"e{number}", *(f"e{number}a{index}" for index in range(1, len(agents)))]
+    if len(agents) > 1:
+        body.append(swarm_card(agents, lambda index: f"#{places[index]}"))
+    body += _conversation(agents, 0, places, visible(trajectory))
+    body += [element("h3", "Conversations of the sub-agents")] if len(agents) > 1 else []
+    for index in range(1, min(len(agents), MOST_AGENTS)):
+        body.append(_sub_agent(agents, index, places, visible))
+    return element("article", *body, id=places[0], class_="episode")
+
+
+def _conversation(
+    agents: Sequence[SwarmAgent], index: int, places: Sequence[str], decode: Decode | None
+) -> Iterator[Html]:
+    """The figures of an agent's trajectory, its tokens where they are shown, and its metadata."""
+    trajectory = agents[index].trajectory
+    marks = training(trajectory)
+    yield _figures(trajectory, marks)
     if decode is None:
         text = "The tokens are left out of this page: raise --tokens, or name its prompt."
-        body.append(element("p", text, class_="soft"))
+        yield element("p", text, class_="soft")
     elif trajectory.nodes:
-        body += _tree(trajectory, number, decode, marks)
+        spawned = defaultdict(list)
+        for child in agents[index].children:
+            if child < MOST_AGENTS:
+                node = spawning_node(trajectory, agents[child].link)
+                spawned[node].append(element("a", agents[child].name, href=f"#{places[child]}"))
+        yield from _tree(trajectory, places[index], decode, marks, spawned)
     if metadata := other_metadata(trajectory):
-        body.append(details("metadata", metadata))
-    return element("article", *body, id=f"e{number}", class_="episode")
+        yield details("metadata", metadata)
+
+
+def _sub_agent(
+    agents: Sequence[SwarmAgent], index: int, places: Sequence[str], visible: Callable[[Trajectory], Decode | None]
+) -> Html:
+    """The conversation of a sub-agent behind its name; a link to it opens it."""
+    agent, parent = agents[index], agents[agents[index].parent]
+    status = element("span", agent.status or "unknown", class_=f"tag {agent.status}")
+    facts = f" role {agent.role} · {agent.steps:,} steps · spawned by {parent.name}"
+    summary = element("summary", element("b", agent.name), status, facts)
+    back = element("a", f"to {parent.name}", href=f"#{places[agent.parent]}", class_="back")
+    if agent.trajectory is None:
+        body = [element("p", "Its trajectory is not stored with the episode.", class_="soft")]
+    else:
+        alert = element("p", agent.trajectory.error, class_="alert") if agent.trajectory.error else ""
+        decode = visible(agent.trajectory)
+        words = "" if decode is not None else element("p", instruction(agent.trajectory)[:_MOST_WORDS], class_="soft")
+        body = [alert, words, *_conversation(agents, index, places, decode)]
+    shown = element("div", back, *body, id=places[index])
+    return element("details", summary, shown, class_=f"card agent i{min(agent.depth - 1, _MAX_INDENT)}")
 
 
 def _figures(trajectory: Trajectory, marks: TrainingMarks | None) -> Html:
@@ -84,10 +135,19 @@ def _figures(trajectory: Trajectory, marks: TrainingMarks | None) -> Html:
     return element("dl", *items, class_="figures")
 
 
-def _tree(trajectory: Trajectory, number: int, decode: Decode, marks: TrainingMarks | None) -> list[Html]:
-    """The picture of the tree, the turns, and the nodes depth-first; branches stand indented below their fork."""
+def _tree(
+    trajectory: Trajectory,
+    place: str,
+    decode: Decode,
+    marks: TrainingMarks | None,
+    spawned: Mapping[int | None, list[Html]],
+) -> list[Html]:
+    """The picture of the tree, the turns, and the nodes depth-first; branches stand indented below their fork.
+
+    ``spawned`` holds links to the sub-agents by the node whose answer spawned them.
+    """
     shape, of_nodes = outline_of(trajectory), node_marks(trajectory, marks)
-    link = f"#e{number}n{{}}".format
+    link = f"#{place}n{{}}".format
     parts = []
     if len(trajectory.nodes) > 1:
         picture = tree_picture(trajectory, shape, link, of_nodes)
@@ -98,7 +158,7 @@ def _tree(trajectory: Trajectory, number: int, decode: Decode, marks: TrainingMa
         children.setdefault(trajectory.nodes[index].parent, []).append(index)
     for index in shape.order:
         cards = _Card(trajectory, index, shape, children, link)
-        parts.append(cards.html(decode, of_nodes.get(index, NodeMarks())))
+        parts.append(cards.html(decode, of_nodes.get(index, NodeMarks()), spawned.get(index, [])))
     return parts
 
 
@@ -131,12 +191,14 @@ class _Card:
         self._siblings = children[self._node.parent]
         self._children, self._link = children.get(index, []), link
 
-    def html(self, decode: Decode, marks: NodeMarks) -> Html:
+    def html(self, decode: Decode, marks: NodeMarks, spawned: Sequence[Html]) -> Html:
         node, indent = self._node, min(self._shape.forks[self._index], _MAX_INDENT)
         kind = "sampled" if node.turn != NO_TURN else "observed"
         message = [] if node.message is None else [details("message", node.message)]
         boxes = tokens(node, decode, marks)
-        parts = [self._title(marks), boxes, *message, *self._fork()]
+        started = [part for index, each in enumerate(spawned) for part in (", " if index else " ", each)]
+        links = [element("p", "spawns", *started, class_="fork")] if started else []
+        parts = [self._title(marks), boxes, *message, *links, *self._fork()]
         return element("section", *parts, class_=f"node {kind} i{indent}", id=self._link(self._index)[1:])
 
     def _title(self, marks: NodeMarks) -> Html:

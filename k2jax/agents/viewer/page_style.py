@@ -103,6 +103,26 @@ summary b{color:var(--ink);font-size:14px;margin-right:8px}details.card{margin-b
 .tree text{font:11px system-ui,sans-serif;fill:var(--ink);pointer-events:none}.tree text.model{fill:#fff}
 .tree text.tick{fill:var(--soft)}
 .tree line{stroke-width:1.3}.tree .clipped{stroke:#ff5c93}.tree .zeroed{stroke:#cdb7ff}
+.swarm{width:100%;height:auto;display:block}.swarm .row{fill:transparent}
+.swarm a:hover .row{fill:var(--chip)}.swarm a:hover .bar{filter:brightness(1.12)}
+.swarm text{font:11.5px system-ui,sans-serif;fill:var(--ink);pointer-events:none}.swarm .facts{font-size:11px}
+.swarm .facts,.swarm text.tick{fill:var(--soft)}.swarm .middle{text-anchor:middle}
+.swarm .words{font-size:10.5px;fill:#fff}.swarm .words.failed{fill:var(--ink)}
+.swarm .cross{fill:var(--bad);font-weight:700}
+.swarm .spawn{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 2}.swarm .wait{stroke-width:2;opacity:.55}
+.swarm .hatch{stroke:var(--paper);stroke-dasharray:2.5 3.5;opacity:.8}
+.swarm .bar.path{stroke:var(--ink);stroke-width:2}
+.swarm .bar.failed{fill:var(--paper);stroke:var(--bad);stroke-width:1.6;stroke-dasharray:4 2.5}
+.swarm .c0{fill:#3568b0}.swarm .c1{fill:#b8691a}.swarm .c2{fill:#2f9270}.swarm .c3{fill:#a8447d}
+.swarm .c4{fill:#6f58a8}.swarm .c5{fill:#8a6a42}.roles .swatch.c1{background:#b8691a}
+.swarm line.c0{stroke:#3568b0}.swarm line.c1{stroke:#b8691a}.swarm line.c2{stroke:#2f9270}.swarm line.c3{stroke:#a8447d}
+.swarm line.c4{stroke:#6f58a8}.swarm line.c5{stroke:#8a6a42}
+.key{display:inline-block;width:20px;height:9px;border-radius:2px;margin-right:5px}
+.key.path{border:2px solid var(--ink)}.key.failed{border:1.6px dashed var(--bad)}
+.key.cut{background:repeating-linear-gradient(90deg,var(--soft) 0 3px,transparent 3px 5px)}
+.key.wait{height:2px;vertical-align:3px;background:var(--soft)}
+.agent>div{scroll-margin-top:70px;padding-top:8px}.agent:has(>:target){outline:2px solid var(--accent)}
+.agent>summary{font-size:13px}.agent .swatch{vertical-align:0}
 .turns,.comparisons{width:100%;font-variant-numeric:tabular-nums}
 .turns th,.comparisons th{font-size:12px;padding:0 12px 3px 0}
 .turns td,.comparisons td{padding:2px 12px 2px 0;border-top:1px solid var(--line);vertical-align:top}

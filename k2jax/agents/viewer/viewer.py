@@ -54,6 +54,17 @@ class _Entry:
         return exact if len(exact) < 6 or abs(self.reward) >= 10 else f"{self.reward:.2f}"
 
 
+class _Visible:
+    """Which trajectories of a page show their tokens: those before the limit, sub-agents counted like others."""
+
+    def __init__(self, decode: Decode, most: int):
+        self._decode, self._most, self._shown = decode, most, 0
+
+    def __call__(self, trajectory: Trajectory) -> Decode | None:
+        self._shown += sum(len(node.tokens) for node in trajectory.nodes)
+        return self._decode if self._shown <= self._most else None
+
+
 def write_page(
     path: Path | str,
     trajectories: Iterable[Trajectory],
@@ -74,7 +85,8 @@ def write_page(
         records: of the run's metrics, for curves.
         max_tokens: tokens that the page shows; of later trajectories it shows the rest, and says so.
     """
-    entries, episodes, matrices, shown = [], [], [], 0
+    entries, episodes, matrices = [], [], []
+    visible = _Visible(decode, max_tokens)
     for _, group in itertools.groupby(trajectories, key=lambda trajectory: trajectory.key[:2]):
         members = list(group)
         samples = {trajectory.key[2]: len(entries) + place for place, trajectory in enumerate(members)}
@@ -82,8 +94,6 @@ def write_page(
         for trajectory in members:
             number, sample = len(entries), trajectory.key[2]
             entries.append(_entry(number, trajectory))
-            shown += sum(len(node.tokens) for node in trajectory.nodes)
-            visible = decode if shown <= max_tokens else None
             episodes.append(episode(trajectory, number, visible, verdicts[sample], samples))
         if matrix := comparison_matrix(samples, verdicts):
             matrices.append(element("figure", element("figcaption", members[0].task), matrix))

@@ -50,6 +50,7 @@ from k2jax.config.schema.optimizer import (
 from k2jax.config.schema.reinforcement import RLConfig
 from k2jax.config.schema.rollouts import (
     CriticConfig,
+    ParlConfig,
     RoleConfig,
     RolloutConfig,
     SandboxKind,
@@ -100,6 +101,7 @@ __all__ = [
     "PackingConfig",
     "PackingLayout",
     "ParallelConfig",
+    "ParlConfig",
     "PolicyLossConfig",
     "RLConfig",
     "RatioLevel",

@@ -9,6 +9,7 @@ from k2jax.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Posi
 from k2jax.config.schema.objectives import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
 from k2jax.config.schema.rollouts import (
     CriticConfig,
+    ParlConfig,
     RoleConfig,
     RolloutConfig,
     ScoringConfig,
@@ -39,6 +40,7 @@ class RLConfig:
     critic: CriticConfig = CriticConfig()  #: judge of comparisons
     skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators
     toggle: ToggleConfig = ToggleConfig()  #: budgets of tokens
+    parl: ParlConfig = ParlConfig()  #: rewards of agents with sub-agents
     correct_reward: float = 1.0  #: reward from which on a response counts as right
     eval_prompts: NonNegativeInt = 128  #: held-out tasks of an evaluation; 0 turns it off
     eval_samples: PositiveInt = 8  #: responses to each of them that are sampled (pass@k, Avg@k, pass^k)

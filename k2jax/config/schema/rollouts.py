@@ -52,6 +52,7 @@ class TaskConfig:
     components: tuple[str, ...] = ()  #: prompt components in order, each "NAME option=value ..."
     steps: NonNegativeInt = 0  #: calls of tools, and answers without one, of an episode; 0 is the dataset's choice
     critical_steps: NonNegativeInt = 0  #: own steps, and of each turn those of its longest sub-agent; 0 is no limit
+    total_steps: NonNegativeInt = 0  #: own steps and those of all sub-agents; 0 is no limit
     episode_tokens: NonNegativeInt = 0  #: most sampled tokens of an episode; 0 is the dataset's choice [tokens]
     limits: tuple[str, ...] = ()  #: of sandboxes, "memory=MIB", "disk=MIB", "files=N", "processes=N"; "test_seconds=S"
     episode_prompt_tokens: NonNegativeInt = 0  #: most tokens of all prompts of an episode; 0 is no limit [tokens]
@@ -80,6 +81,8 @@ class RoleConfig:
     top_p: PositiveShare = 1.0  #: keeps the most likely tokens whose probabilities reach this sum; 1 keeps all
     top_k: NonNegativeInt = 0  #: keeps this many of the most likely tokens; 0 keeps all
     slots: PositiveInt = 16  #: sequences that run at a time, over all devices
+    later: tuple[str, ...] = ()  #: checkpoints, of any architecture, that replace it one after the other
+    later_from: tuple[int, ...] = ()  #: iterations, from 2, at whose beginnings they do; one for each, ascending
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +128,21 @@ class ToggleConfig:
     accuracy: Share = 0.75  #: mean reward of a group from which on the budget of its prompt holds
     percentile: Percentile = 50.0  #: of the lengths of right responses of the initial policy: a prompt's budget
     samples: PositiveInt = 8  #: responses of the initial policy to every prompt, from which budgets come
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParlConfig:
+    """PARL (Kimi K2.5, section 3): rewards for work that sub-agents do at once, annealed to exactly 0."""
+
+    parallel: RewardWeight = 0.0  #: at the beginning, of min(1, agents of an episode / rl.parl.agents) in its reward
+    finish: RewardWeight = 0.0  #: at the beginning, of finished over assigned tasks of sub-agents; 0 where none is
+    agents: PositiveInt = 4  #: sub-agents of an episode from which on the first of these terms is 1
+    counted: Literal["assigned", "created"] = "assigned"  #: sub-agents that it counts: those with a task, or all
+    hold: Share = 0.0  #: share of the run for which both weights stay as they are
+    hold_until: NonNegativeFloat = 0.0  #: they also stay until an iteration has this parallelism; 0 waits for none
+    decay: Share = 0.6  #: share of the run over which they then go to 0, and stay there; 0 is no decay
+    shape: Literal["linear", "cosine"] = "linear"  #: of the decay
+    joint: Literal["off", "shared", "role"] = "off"  #: the policy learns as a sub-agent, too, by such advantages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

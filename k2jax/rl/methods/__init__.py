@@ -3,7 +3,8 @@
 Reading order: ``base`` has the hooks, and the sum of a run's methods. ``toggle`` is the shortest whole example, ``ptx``
 and ``distillation`` bring terms of the loss (with ``teachers`` and ``teacher_table``), ``mcla`` and ``loss_masks`` look
 at all updates before the first (``scoring_pass`` gives log-probabilities), ``critic`` (with ``judges``) rewards by
-comparison, ``held_out`` evaluates.
+comparison, ``parl`` rewards agents for what their sub-agents do at once (with ``swarm_metrics``), ``held_out``
+evaluates, ``role_schedule`` exchanges frozen checkpoints.
 A new method is a file with a subclass of ``Method`` and a line in ``METHODS``.
 """
 
@@ -13,11 +14,26 @@ from k2jax.rl.methods.distillation import OnPolicyDistillation
 from k2jax.rl.methods.held_out import HeldOutEvaluation
 from k2jax.rl.methods.loss_masks import LossMasks
 from k2jax.rl.methods.mcla import MCLA
+from k2jax.rl.methods.parl import PARL
 from k2jax.rl.methods.ptx import PTXRows
+from k2jax.rl.methods.role_schedule import RoleSchedule
 from k2jax.rl.methods.toggle import Toggle
 
-METHODS: tuple[type[Method], ...] = (Critic, Toggle, MCLA, OnPolicyDistillation, LossMasks, PTXRows, HeldOutEvaluation)
-"""All methods, in the order of their hooks: rows of PTX come behind those that others read, evaluation at the end."""
+METHODS: tuple[type[Method], ...] = (
+    Critic,
+    Toggle,
+    PARL,
+    MCLA,
+    OnPolicyDistillation,
+    LossMasks,
+    PTXRows,
+    HeldOutEvaluation,
+    RoleSchedule,
+)
+"""All methods, in the order of their hooks: rows of PTX come behind those that others read, evaluation at the end.
+
+What answers in the next iteration is loaded behind the evaluation.
+"""
 
 
 def open_methods(parts: Parts) -> Methods:

@@ -26,6 +26,7 @@ from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.packing.rows import PackedRows
+from k2jax.rl.packing.training_paths import TrainingSample
 from k2jax.rl.sampler import Sampler
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
@@ -129,6 +130,10 @@ class Method:
         """Further prompts of an iteration, made of its scored groups; their groups are trained on with these."""
         return ()
 
+    def samples(self, group: PromptGroup, advantages_K: np.ndarray) -> Sequence[TrainingSample]:
+        """What is trained on besides the responses of a group, whose advantages are float32 ``[K]``."""
+        return ()
+
     def prepare(self, step: int, updates: Mapping[int, PackedRows]) -> Mapping[int, PackedRows]:
         """All updates of an iteration by number, before the first of them changes the weights."""
         return updates
@@ -182,6 +187,10 @@ class Methods(list[Method]):
     def prompts(self, step: int, groups: Sequence[PromptGroup]) -> list[DrawnTask]:
         """Those of all methods."""
         return [prompt for method in self for prompt in method.prompts(step, groups)]
+
+    def samples(self, group: PromptGroup, advantages_K: np.ndarray) -> list[TrainingSample]:
+        """Those of all methods."""
+        return [sample for method in self for sample in method.samples(group, advantages_K)]
 
     def prepare(self, step: int, updates: Mapping[int, PackedRows]) -> Mapping[int, PackedRows]:
         """The updates as the last method leaves them."""

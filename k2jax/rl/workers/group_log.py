@@ -8,15 +8,18 @@ was cut off, or that was not complete, is dropped as a whole.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import json
 from pathlib import Path
 
 from k2jax.errors import UserError
+from k2jax.files.atomic import write_atomic
 from k2jax.trajectory import Trajectory, TrajectoryStore
 from k2jax.trajectory.types import Purpose
 
 FOLDER = "groups"
 """Name of the log in a workdir."""
+_IDENTITY = "identity.json"
 Place = tuple[int, int]
 """(step, prompt) of a group's key."""
 
@@ -27,10 +30,12 @@ class GroupLog:
     Args:
         workdir: of the run.
         samples: responses of a group.
+        identity: fingerprints of what groups depend on, by name; groups of another identity are none of this run's.
     """
 
-    def __init__(self, workdir: Path, samples: int):
+    def __init__(self, workdir: Path, samples: int, identity: Mapping[str, str]):
         self._store, self._samples = TrajectoryStore(workdir / FOLDER), samples
+        self._identity = json.dumps(identity, sort_keys=True)
 
     def append(self, trajectories: Sequence[Trajectory]) -> None:
         """Writes a complete group; once this returns, no death of the process loses it.
@@ -42,16 +47,15 @@ class GroupLog:
             for trajectory in trajectories:
                 self._store.append(trajectory.key[0], trajectory)
         except OSError as error:
-            raise UserError(
-                f"cannot write the log of groups {self._store.folder}: {error.strerror}; make room and start again"
-            ) from None
+            raise self._unwritten(error) from None
 
     def read(self) -> dict[Place, list[Trajectory]]:
-        """All complete groups; what is not whole is deleted.
+        """All complete groups; what is not whole, or belongs to a start with other tasks or roles, is deleted.
 
         Raises:
-            UserError: a file is damaged.
+            UserError: a file is damaged, or cannot be written.
         """
+        self._check_identity()
         groups: dict[Place, list[Trajectory]] = {}
         for step in self._store.steps():
             samples: dict[Place, dict[int, Trajectory]] = defaultdict(dict)
@@ -72,6 +76,21 @@ class GroupLog:
         for step in self._store.steps():
             if unneeded("train", step):
                 self._store.discard(step)
+
+    def _check_identity(self) -> None:
+        """A checkpoint refuses another identity; before the first one nothing but this file knows it."""
+        path = self._store.folder / _IDENTITY
+        if path.exists() and path.read_text(encoding="utf-8") != self._identity:
+            self.forget(lambda purpose, step: True)
+        try:
+            write_atomic(path, self._identity)
+        except OSError as error:
+            raise self._unwritten(error) from None
+
+    def _unwritten(self, error: OSError) -> UserError:
+        return UserError(
+            f"cannot write the log of groups {self._store.folder}: {error.strerror}; make room and start again"
+        )
 
     def close(self) -> None:
         """Closes the files."""

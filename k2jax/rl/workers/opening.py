@@ -8,15 +8,17 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import shutil
+import socket
 import tempfile
 from typing import Any
 
 from k2jax import processes
 from k2jax.agents.collect.admission import Admission
+from k2jax.agents.collect.engine_address import EngineAddress, tcp_listener
 from k2jax.agents.collect.engine_socket import EngineServer
 from k2jax.agents.collect.episodes import JudgedEpisodes
 from k2jax.agents.collect.event_loop import LagProbe, calm_collector
-from k2jax.agents.collect.launchers import RayLauncher
+from k2jax.agents.collect.launchers import LocalLauncher, RayLauncher
 from k2jax.agents.collect.pool import LeasedPool
 from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.agents.environment import EnvironmentMaker
@@ -95,7 +97,7 @@ def open_workers(
         parts.opened.callback(each.stop)
     sampled = {name: model.sampling for name, model in frozen.items()}
     roles = {name: RoleClient(clients[name], parts.chat, parts.tokenizer, sampled[name]) for name in frozen}
-    log = GroupLog(parts.workdir, rollout.samples)
+    log = GroupLog(parts.workdir, rollout.samples, parts.identity)
     window = DrawWindow(
         rollout.prompts, rollout.look_ahead * rollout.prompts, rollout.prompts * max(1, config.train.steps)
     )
@@ -112,8 +114,8 @@ def open_workers(
     failures.append(rollouts.fail)
     sampler = WorkerSampler(
         parts.run,
-        [engine, *(model.engine for model in frozen.values())],
-        list(clients.values()),
+        engine,
+        clients,
         parts.event_loop,
         probe=probe,
         trace=trace,
@@ -171,27 +173,32 @@ def _open_pool(
         return LocalPool(JudgedEpisodes(*shared, masks_long=masks_long, **options))
     folder = parts.workdir / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(mode=0o700)  # the job in it has the engines' keys
+    launcher = RayLauncher(rollout.ray) if rollout.ray else LocalLauncher()
     sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # its path must be short
-    parts.opened.enter_context(_served(parts, client, sockets / POLICY, media))
-    for name, role in roles.items():
-        parts.opened.enter_context(_served(parts, role.client, sockets / name, None))
+    engines = {
+        name: parts.opened.enter_context(_served(parts, served, _place(launcher, sockets / name), reader))
+        for name, served, reader in [
+            (POLICY, client, media),
+            *((name, role.client, None) for name, role in roles.items()),
+        ]
+    }
     most = rollout.concurrency or rollout.prompts * rollout.samples
     pool = LeasedPool(
         folder,
         on_failure,
         runner=RUNNER,
-        options=_worker_options(parts, sockets, roles, media),
+        options=_worker_options(parts, engines, roles, media),
         workers=rollout.workers,
         capacity=2 * -(-most // rollout.workers),  # evaluations beside the window
-        launcher=RayLauncher(rollout.ray) if rollout.ray else None,
+        launcher=launcher,
     )
     parts.opened.enter_context(_hired(parts, pool))
     return pool
 
 
 def _worker_options(
-    parts: Parts, sockets: Path, roles: Mapping[str, RoleClient], media: MediaReader | None
+    parts: Parts, engines: Mapping[str, EngineAddress], roles: Mapping[str, RoleClient], media: MediaReader | None
 ) -> dict[str, Any]:
     config, rl = parts.config, parts.config.rl
     scoring = dataclasses.asdict(rl.scoring) | {"workers": -(-rl.scoring.workers // rl.rollout.workers)}
@@ -205,9 +212,9 @@ def _worker_options(
         "tokenizer": tokenizer,
         "chat": config.data.chat_format,
         "seed": config.train.seed,
-        "engines": [str(sockets / POLICY)],
+        "engines": [engines[POLICY].text],
         "roles": {
-            name: {"engine": str(sockets / name), "sampling": dataclasses.asdict(role.sampling)}
+            name: {"engine": engines[name].text, "sampling": dataclasses.asdict(role.sampling)}
             for name, role in roles.items()
         },
         "sandbox": rl.rollout.sandbox,
@@ -220,19 +227,32 @@ def _worker_options(
     }
 
 
+def _place(launcher: LocalLauncher | RayLauncher, path: Path) -> tuple[socket.socket | Path, EngineAddress]:
+    """Where workers of a launcher can reach an engine: a Unix socket on this machine, TCP from others."""
+    if isinstance(launcher, RayLauncher):
+        return tcp_listener(launcher.host)
+    return path, EngineAddress(str(path))
+
+
 @contextlib.contextmanager
-def _served(parts: Parts, client: ContinuousClient, path: Path, media: MediaReader | None) -> Iterator[None]:
+def _served(
+    parts: Parts,
+    client: ContinuousClient,
+    place: tuple[socket.socket | Path, EngineAddress],
+    media: MediaReader | None,
+) -> Iterator[EngineAddress]:
     """Serves the engine to workers on the run's event loop."""
+    listener, address = place
 
     def load() -> EngineLoad:
         stats = client.stats()
         return EngineLoad(stats.pages_in_use / max(1, stats.pages), stats.running, stats.waiting, stats.preemptions)
 
-    server = EngineServer(client, load, media=None if media is None else placed_chunk)
+    server = EngineServer(client, load, media=None if media is None else placed_chunk, key=address.key)
 
     async def start() -> asyncio.Task[None]:
         listening = asyncio.Event()
-        serving = asyncio.ensure_future(server.serve(path, listening.set))
+        serving = asyncio.ensure_future(server.serve(listener, listening.set))
         await listening.wait()
         return serving
 
@@ -241,7 +261,7 @@ def _served(parts: Parts, client: ContinuousClient, path: Path, media: MediaRead
 
     serving = parts.event_loop.run(start())
     try:
-        yield
+        yield address
     finally:
         parts.event_loop.run(stop())
 

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Protocol
 
 from k2jax.agents.collect.episodes import JudgedEpisodes
+from k2jax.agents.collect.lease_table import ATTEMPTS
 from k2jax.agents.collect.queue_file import Choices, OrderedEpisode, WrittenTask
 from k2jax.agents.collect.worker import Waits
 from k2jax.agents.mixture import CRITIC
@@ -44,14 +45,14 @@ class LocalPool:
 
     async def run(self, episode: OrderedEpisode) -> tuple[Trajectory, Waits]:
         """See ``Pool``."""
-        task, key = episode.written.task, episode.key
-        try:
-            names = self._episodes.roles.names
-            spawner = Spawner(self._sub_episodes(episode), episode.written.kind, roles=names)
-            return await self._run(episode, episode.written, spawner)
-        except InfrastructureError as error:
-            masked = {"status": "masked", "error": f"{type(error).__name__}: {error}"}
-            return Trajectory(task.id, task.domain, key.place, purpose=key.purpose, **masked), Waits()
+        task, key, names = episode.written.task, episode.key, self._episodes.roles.names
+        for _ in range(ATTEMPTS):
+            try:
+                spawner = Spawner(self._sub_episodes(episode), episode.written.kind, roles=names)
+                return await self._run(episode, episode.written, spawner)
+            except InfrastructureError as error:
+                masked = {"status": "masked", "error": f"{type(error).__name__}: {error}"}
+        return Trajectory(task.id, task.domain, key.place, purpose=key.purpose, **masked), Waits()
 
     def _sub_episodes(self, episode: OrderedEpisode) -> Run:
         async def run(spawned: SubEpisode) -> Trajectory:

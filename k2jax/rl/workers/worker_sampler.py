@@ -20,7 +20,7 @@ from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
-from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
+from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.schedules import reward_weights
@@ -32,6 +32,7 @@ from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.window_metrics import batch_record, lag_record
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
 from k2jax.train.run import Run, say
+from k2jax.trajectory.steps import POLICY
 from k2jax.trajectory.store import TrajectoryStore
 
 
@@ -40,8 +41,8 @@ class WorkerSampler:
 
     Args:
         run: the run.
-        engines: of the policy, and of roles.
-        clients: over these engines.
+        engine: of the policy.
+        clients: over the engines of all roles, the policy's first.
         event_loop: on which the episodes run.
         probe: of the event loop.
         trace: of one iteration.
@@ -55,8 +56,8 @@ class WorkerSampler:
     def __init__(
         self,
         run: Run,
-        engines: Sequence[Engine],
-        clients: Sequence[ContinuousClient],
+        engine: Engine,
+        clients: Mapping[str, ContinuousClient],
         event_loop: EventLoop,
         *,
         probe: LagProbe,
@@ -67,8 +68,8 @@ class WorkerSampler:
         methods: Methods,
         episodes: WorkerEpisodes,
     ):
-        self._run, self._config, self._engines = run, run.config, engines
-        self._clients, self._client = clients, clients[0]
+        self._run, self._config, self._engine = run, run.config, engine
+        self._clients, self._client = clients, clients[POLICY]
         self._event_loop, self._rollouts, self._window = event_loop, rollouts, window
         self._probe, self._trace = probe, trace
         self._methods, self.episodes = methods, episodes
@@ -79,6 +80,8 @@ class WorkerSampler:
 
     def begin(self, step: int) -> None:
         """See ``Sampler``."""
+        if step == 0:  # an earlier start may have completed groups, though it came to no checkpoint
+            self._event_loop.run(_called(self._rollouts.restore, 0, ()))
         self._retention.note(step, self._began())
 
     def groups(self, step: int) -> Iterator[PromptGroup]:
@@ -93,16 +96,17 @@ class WorkerSampler:
             UserError: nothing that counts is left of several iterations.
         """
         self._event_loop.run(self._trace.begin(step))
-        began, before, busy = time.perf_counter(), self._client.stats(), self._client.busy_seconds
+        began, before, busy = time.perf_counter(), self._client.stats(), self._busy_seconds()
         groups = list(self.groups(step))
         seconds, after = time.perf_counter() - began, self._client.stats()
         if self._config.rl.rollout.offload_state:
-            for number, engine in enumerate(self._engines):
-                engine.release(weights=number == 0)  # those of roles never change
+            self._engine.release()
+            for client in list(self._clients.values())[1:]:
+                client.engine.release(weights=False)
         sampled = after.tokens_generated - before.tokens_generated
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
-        self._record["engine_busy"] = (self._client.busy_seconds - busy) / seconds
+        self._record |= busy_record(busy, self._busy_seconds(), seconds)
         self._record["pause_seconds"] = self._pauses.longest()
         self._record |= batch_record(self._batch, self._rollouts.running) | lag_record(self._lag)
         self.store(step, groups)
@@ -152,12 +156,15 @@ class WorkerSampler:
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
             generating.enter_context(self._pauses.generation())
-            for client in self._clients:
+            for client in self._clients.values():
                 generating.enter_context(client.generating())
             with self._trace.phase("generate"):
                 result = self._event_loop.run(coroutine)
             phases.enter_context(self._trace.phase("hold"))
         return result
+
+    def _busy_seconds(self) -> dict[str, float]:
+        return {role: client.busy_seconds for role, client in self._clients.items()}
 
     async def _collected(self, step: int) -> Batch:
         batch = await self._rollouts.batch(step)

@@ -27,10 +27,14 @@ class WorldTools(SearchTools):
             self._results, self._page = int(told["results"]), int(told["page"])
             chronicles = int(told.get("chronicles", 0))
             self._corpus = search_world(int(told["documents"]), int(told["seed"]), chronicles).corpus
-            if told.get("download"):
-                FunctionTools.__init__(self, [self.search, self.browse, self.download], concurrent=True)
+            self._begin(bool(told.get("download")))
         except (KeyError, TypeError, ValueError):
             raise UserError(f"the task {workplace.task.id!r} names no world; use the dataset 'search_world'") from None
+
+    def _begin(self, downloads: bool) -> None:
+        """Declares the tools of the world that is open."""
+        if downloads:
+            FunctionTools.__init__(self, [self.search, self.browse, self.download], concurrent=True)
 
     def download(self, address: str) -> str:
         """Downloads a document and shows its receipt.

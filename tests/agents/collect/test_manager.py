@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
+from k2jax.agents.collect import scheduling
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.journal import read_journal, stored_trajectory
+from k2jax.agents.collect.launchers import LocalLauncher
 from k2jax.agents.collect.manager import RolloutManager
 from k2jax.agents.collect.queue_file import queued_samples, write_tasks
 from k2jax.agents.task import Task
@@ -16,9 +18,9 @@ from k2jax.trajectory.encoding import encode
 from tests.agents.collect.runners import FOLDER, expected, task
 
 
-def manager(folder, *, workers=2, capacity=16, seconds=0.01, admission=None) -> RolloutManager:
+def manager(folder, *, workers=2, capacity=16, seconds=0.01, admission=None, launcher=None) -> RolloutManager:
     options = {"runner": "tests.agents.collect.runners:ScriptedRunner", "options": {"seconds": seconds}}
-    return RolloutManager(folder, **options, workers=workers, capacity=capacity, admission=admission)
+    return RolloutManager(folder, **options, workers=workers, capacity=capacity, admission=admission, launcher=launcher)
 
 
 def starting(number: int, parts) -> Task:
@@ -68,6 +70,39 @@ def test_workers_that_are_killed_lose_nothing_and_a_collection_that_is_stopped_g
         assert encode(stored_trajectory(tmp_path, emission.place)) == encode(whole)
         assert (emission.reward, emission.tokens, emission.turns) == (whole.reward.value, emission.key[1] + 1, 1)
     assert asyncio.run(collected(tmp_path, 2)) == []
+
+
+class RefusingLauncher(LocalLauncher):
+    """Starts two workers, and none in the place of a lost one before it was asked three times."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def start(self, folder, shard):
+        self.asked += 1
+        if 2 < self.asked < 5:
+            raise UserError("is a processor free?")
+        return await super().start(folder, shard)
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_where_no_worker_takes_the_place_of_a_lost_one_the_others_go_on(tmp_path, monkeypatch, capsys, killed):
+    monkeypatch.setattr(scheduling, "HIRING_PAUSE", 0.05)
+    write(tmp_path, ["good"] * 60)
+    launcher = RefusingLauncher()
+
+    def kill(opened, emissions):
+        if len(emissions) == 5:
+            for pid in opened.worker_processes()[:killed]:
+                os.kill(pid, signal.SIGKILL)
+
+    options = {"during": kill, "seconds": 0.1, "capacity": 2, "launcher": launcher}
+    if killed == 2:
+        with pytest.raises(UserError, match="is a processor free"):
+            asyncio.run(collected(tmp_path, 1, **options))
+        return
+    assert len(asyncio.run(collected(tmp_path, 1, **options))) == 60
+    assert launcher.asked == 5 and capsys.readouterr().err.count("no worker takes the place of a lost one") == 2
 
 
 def test_failures_are_tried_again_or_masked_pauses_go_on_and_cancelled_episodes_end(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 
 from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.errors import UserError
+from tests.agents.collect.ray_cluster import three_nodes
 from tests.agents.collect.test_deterministic import batch
 
 pytestmark = pytest.mark.external
@@ -11,17 +12,11 @@ pytestmark = pytest.mark.external
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
+    with three_nodes() as (cluster, _):
+        import ray
 
-    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    node.pop("include_dashboard")
-    for _ in range(2):
-        cluster.add_node(**node)
-    yield ray, cluster.address
-    ray.shutdown()
-    cluster.shutdown()
+        yield ray, cluster.address
+        ray.shutdown()
 
 
 def test_where_there_is_no_cluster_that_is_one_line():

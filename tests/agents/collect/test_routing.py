@@ -11,7 +11,8 @@ import numpy as np
 
 from k2jax.agents.collect.admission import Admission, EngineLoads
 from k2jax.agents.collect.engine_socket import EngineServer
-from k2jax.agents.collect.routing import BLOCK, REVIEW, RoutedClient, Router, shared_instances
+from k2jax.agents.collect.instances import shared_instances
+from k2jax.agents.collect.routing import BLOCK, REVIEW, RoutedClient, Router
 from k2jax.agents.collect.wire_messages import EngineLoad
 from k2jax.client import Sampling, ScriptedClient
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup
+from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, bubblewrap, cgroup, warden
 from k2jax.agents.sandbox import check as checking
 from k2jax.agents.sandbox.attacks import ATTACKS, Attack
 from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
@@ -129,6 +129,45 @@ def test_a_spawner_that_is_killed_fails_its_sandboxes_and_the_next_one_opens():
         wait_for(lambda: not os.path.exists(folder) and not groups_of(spawner))
         async with await backend.open(SandboxSpec()) as other:
             assert (await other.exec(["true"])).code == 0
+
+    with_backend(use)
+
+
+def test_a_spawner_that_is_killed_while_it_starts_is_none_of_the_machine_s_fault(monkeypatch):
+    killed, try_out = [], BubblewrapBackend._try_out
+
+    async def killing(self, link):
+        if not killed:
+            killed.append(os.kill(link.process_id, signal.SIGKILL))
+        await try_out(self, link)
+
+    async def use(backend):
+        async with await backend.open(SandboxSpec()) as sandbox:
+            assert (await sandbox.exec(["true"])).code == 0
+
+    monkeypatch.setattr(BubblewrapBackend, "_try_out", killing)
+    with_backend(use)
+    assert killed
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.01, 0.015, 0.02, 0.03])
+def test_commands_that_are_being_started_when_their_spawner_is_killed_do_not_outlive_it(delay):
+    """Bubblewrap binds a command to its parent's life only once its namespaces are there."""
+
+    async def use(backend):
+        async def work():
+            async with await backend.open(SandboxSpec()) as sandbox:
+                await sandbox.exec(["sleep", "0.3"])
+
+        await work()  # the spawner is there, and has started nothing but its warden
+        folder = backend._link._folder
+        wardens = set(warden.marked(os.path.basename(folder).encode())) - {backend._link._process.pid}
+        working = [asyncio.ensure_future(work()) for _ in range(6)]
+        await asyncio.sleep(delay)
+        os.kill(backend._link._process.pid, signal.SIGKILL)
+        await asyncio.gather(*working, return_exceptions=True)
+        wait_for(lambda: not any(os.path.exists(f"/proc/{pid}/cwd") for pid in wardens))  # a zombie has no folder
+        assert wardens and not warden.marked(os.path.basename(folder).encode()) and not os.path.exists(folder)
 
     with_backend(use)
 

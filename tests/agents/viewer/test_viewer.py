@@ -37,7 +37,7 @@ TAGS = """html head meta title style body input div aside h1 h2 h3 a p label spa
 s dl dt dd table tr th td strong details summary pre figure figcaption svg line text polygon polyline circle rect ul li
 footer"""
 ATTRIBUTES = """charset http-equiv content name lang type id class checked for href title open viewbox role x y x1 x2 y1
-y2 cx cy r rx width height points"""
+y2 cx cy r rx width height points stroke-width"""
 OWNED = "document.title='owned'"
 HOSTILE = f"</s></script></style></pre></title>--><script>{OWNED}</script><img src=x onerror={OWNED}>"
 ADDRESS = (
@@ -77,7 +77,7 @@ def check(html):
     page = Page(html)
     for tag, attributes in page.elements:
         assert tag in TAGS.split() and attributes.keys() <= set(ATTRIBUTES.split()), (tag, attributes)
-        assert re.fullmatch(r"#(overview|e\d+(n\d+)?)", attributes.get("href") or "#overview")
+        assert re.fullmatch(r"#(overview|e\d+(a\d+)?(n\d+)?)", attributes.get("href") or "#overview")
         assert re.fullmatch(r"[\w -]*", attributes.get("class") or "")
     (style,) = [data for tag, data in page.text if tag == "style"]
     assert "url(" not in style and "@import" not in style
@@ -202,6 +202,22 @@ def test_the_panel_of_accuracies_has_every_one_as_a_line_and_intervals_as_bands(
     band = next(attributes["points"].split() for tag, attributes in page.elements if tag == "polygon")
     heights = [float(point.split(",")[1]) for point in band]
     assert len(band) == 4 and heights[0] == heights[1] > heights[2] == heights[3]
+
+
+def test_agents_have_panels_of_their_own(tmp_path):
+    values = {
+        "swarm/parallelism": 2.5,
+        "swarm/critical_steps": 4,
+        "swarm/total_steps": 10,
+        "swarm/used": 3,
+        "swarm/finish": 1,
+    }
+    page = check(page_of(tmp_path, [], records=[{"step": step, **values} for step in (0, 10)]))
+    titles = [text for tag, text in page.text if tag == "figcaption"]
+    assert titles == [
+        "parallelism of agents", "steps of agents", "sub-agents of an episode", "terms of sub-agents and their weights",
+    ]  # fmt: skip
+    assert all(page.text["li", f"{name} {value:.4g}"] == 1 for name, value in values.items())
 
 
 @settings(max_examples=25)

@@ -25,11 +25,11 @@ def group(step: int, place: int) -> list[Trajectory]:
 
 
 def test_groups_come_back_as_they_were_written_from_several_steps(tmp_path):
-    log, places = GroupLog(tmp_path, SAMPLES), [(1, 0), (2, 1), (1, 3), (2, 0)]
+    log, places = GroupLog(tmp_path, SAMPLES, {}), [(1, 0), (2, 1), (1, 3), (2, 0)]
     for place in places:
         log.append(group(*place))
     log.close()
-    read = GroupLog(tmp_path, SAMPLES).read()
+    read = GroupLog(tmp_path, SAMPLES, {}).read()
     assert set(read) == set(places)
     for place, trajectories in read.items():
         assert list(map(encode, trajectories)) == list(map(encode, group(*place)))
@@ -37,22 +37,31 @@ def test_groups_come_back_as_they_were_written_from_several_steps(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 40, 400, 600])
 def test_a_group_whose_writing_was_cut_is_dropped_whole_and_may_be_written_again(tmp_path, cut):
-    log = GroupLog(tmp_path, SAMPLES)
+    log = GroupLog(tmp_path, SAMPLES, {})
     log.append(group(1, 0))
     log.append(group(1, 1))
     log.close()
     path = tmp_path / FOLDER / "1.k2t"
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    again = GroupLog(tmp_path, SAMPLES)
+    again = GroupLog(tmp_path, SAMPLES, {})
     assert list(again.read()) == [(1, 0)]
     again.append(group(1, 1))
     again.close()
-    assert list(GroupLog(tmp_path, SAMPLES).read()) == [(1, 0), (1, 1)]
+    assert list(GroupLog(tmp_path, SAMPLES, {}).read()) == [(1, 0), (1, 1)]
+
+
+def test_groups_of_a_start_with_other_tasks_are_none_of_this_run_s(tmp_path):
+    for name, expected in (("a", []), ("a", [(1, 0)]), ("b", []), ("a", [])):
+        log = GroupLog(tmp_path, SAMPLES, {"set of tasks": name})
+        assert list(log.read()) == expected
+        if not expected:
+            log.append(group(1, 0))
+        log.close()
 
 
 def test_steps_that_every_checkpoint_has_counted_are_forgotten(tmp_path):
-    log = GroupLog(tmp_path, SAMPLES)
+    log = GroupLog(tmp_path, SAMPLES, {})
     for step in (1, 2, 3):
         log.append(group(step, 0))
     log.forget(lambda purpose, step: purpose == "train" and step < 3)
@@ -60,7 +69,7 @@ def test_steps_that_every_checkpoint_has_counted_are_forgotten(tmp_path):
 
 
 def test_a_full_disk_is_a_line_and_loses_no_group_that_was_written(tmp_path, monkeypatch):
-    log = GroupLog(tmp_path, SAMPLES)
+    log = GroupLog(tmp_path, SAMPLES, {})
     log.append(group(1, 0))
     written = []
 
@@ -75,7 +84,7 @@ def test_a_full_disk_is_a_line_and_loses_no_group_that_was_written(tmp_path, mon
         log.append(group(1, 1))
     monkeypatch.undo()
     log.close()
-    again = GroupLog(tmp_path, SAMPLES)
+    again = GroupLog(tmp_path, SAMPLES, {})
     assert list(again.read()) == [(1, 0)]
     again.append(group(1, 1))
     assert list(again.read()) == [(1, 0), (1, 1)]

@@ -47,7 +47,7 @@ class Prompts:
 def rollouts(folder, episodes, *, ahead=2, iterations=4, limit=100, check=lambda: None):
     rollout = episodes.config.rl.rollout
     window = DrawWindow(rollout.prompts, ahead * rollout.prompts, iterations * rollout.prompts)
-    log = GroupLog(folder, rollout.samples)
+    log = GroupLog(folder, rollout.samples, {})
     return Rollouts(episodes, Prompts(), window, log, lambda: limit, check), window
 
 

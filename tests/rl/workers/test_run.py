@@ -1,5 +1,6 @@
 """Whole runs with the sampler that does not wait: what they train on, measure, keep and refuse."""
 
+from collections import Counter
 import json
 
 import numpy as np
@@ -9,8 +10,11 @@ from k2jax.agents.registry import environments
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.loop import train
+from k2jax.rl.policy import Policy
 from k2jax.rl.setup import check_config
+from k2jax.rl.workers.group_log import FOLDER
 from k2jax.rl.workers.tracing import EPISODES, PHASES
+from k2jax.rl.workers.worker_episodes import WorkerEpisodes
 from k2jax.trajectory import verify
 from k2jax.trajectory.steps import ROLE, SPAWNED
 from k2jax.trajectory.store import TrajectoryStore
@@ -77,10 +81,38 @@ def test_the_trace_of_an_iteration_has_its_phases_and_its_episodes(workdir):
 
 
 def test_a_checkpoint_has_the_window_and_groups_that_it_has_counted_are_deleted(workdir):
-    from k2jax.rl.workers.group_log import FOLDER, GroupLog
-
-    assert GroupLog(workdir, 2).read().keys() <= {(1, 0), (1, 1), (2, 0), (2, 1)}
+    groups = TrajectoryStore(workdir / FOLDER)
+    keys = {trajectory.key[:2] for step in groups.steps() for trajectory in groups.read(step)}
+    assert keys <= {(1, 0), (1, 1), (2, 0), (2, 1)}
     assert (workdir / FOLDER).is_dir() and not (workdir / "verdicts").exists()
+
+
+def test_complete_groups_are_used_where_a_run_died_before_its_first_checkpoint(tmp_path, monkeypatch):
+    class DiedError(Exception):
+        pass
+
+    def dies(self, params, step):
+        if step:
+            raise DiedError
+        push(self, params, step)
+
+    begun, episode, push = set(), WorkerEpisodes.episode, Policy.push
+
+    def noted(self, step, group, sample, **options):
+        begun.add((group.purpose, *group.key))
+        return episode(self, step, group, sample, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Policy, "push", dies)  # behind the first update
+        with pytest.raises(DiedError):
+            train(tiny(**OPTIONS), tmp_path / "run")
+    store = TrajectoryStore(tmp_path / "run" / FOLDER)
+    samples = Counter(("train", *each.key[:2]) for step in store.steps() for each in store.read(step))
+    logged = {place for place, count in samples.items() if count == 2}
+    assert {("train", 1, 0), ("train", 1, 1)} <= logged
+    monkeypatch.setattr(WorkerEpisodes, "episode", noted)
+    assert train(tiny(**OPTIONS), tmp_path / "run") == 0
+    assert not begun & logged and ("train", 2, 1) in begun | logged
 
 
 def test_what_the_window_depends_on_cannot_change_between_starts(workdir):

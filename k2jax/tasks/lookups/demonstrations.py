@@ -1,0 +1,97 @@
+"""An imperfect teacher of wide questions, who mostly looks one key up after another and seldom uses sub-agents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from typing import Any
+
+from k2jax.agents.scaffolds.scripted import called, called_all, play_actions, said
+from k2jax.agents.task import Task
+from k2jax.agents.toolsets.store import STORE
+from k2jax.tasks.generated import check_share
+from k2jax.tasks.lookups.dataset import ANSWERS, answer_of, hops_of
+
+CREATE, ASSIGN = "n", "a"
+"""The compact tools of the toolset ``swarm``."""
+CREATED = "."
+Messages = list[Mapping[str, Any]]
+
+
+def lookup_demonstrations(
+    tasks: Iterable[Task],
+    *,
+    parallel: float = 0.08,
+    partial: float = 0.02,
+    idle: float = 0.03,
+    seed: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """One conversation for every task: ``{"messages": [user, assistant, tool, ..., assistant]}``.
+
+    A question of one key is what a sub-agent is asked, and is always looked up.
+
+    Args:
+        tasks: of the dataset ``lookups``.
+        parallel: share of questions of several keys of which sub-agents look up all.
+        partial: share of those of which they look up some, and the teacher the others.
+        idle: share of those for which sub-agents are created and given no task.
+        seed: of the choice of styles.
+
+    Raises:
+        UserError: a share is none, or all together are more than 1.
+    """
+    shares = {"parallel": parallel, "partial": partial, "idle": idle}
+    for name, share in (*shares.items(), ("all styles but the serial one", sum(shares.values()))):
+        check_share(name, share)
+    rng = random.Random(seed)
+    for task in tasks:
+        (style,) = rng.choices(["serial", *shares], [1 - sum(shares.values()), *shares.values()])
+        keys = list(task.metadata[ANSWERS])
+        by_agents = {"parallel": len(keys), "partial": rng.randint(1, max(1, len(keys) - 1))}.get(style, 0)
+        messages = [*task.instruction]
+        if len(keys) > 1 and style != "serial":
+            messages += _with_agents(task, keys[:by_agents], rng.randint(1, len(keys)))
+            keys = keys[by_agents:]
+        yield {"messages": [*messages, *one_by_one(task, keys), said(answer_of(task.metadata[ANSWERS]))]}
+
+
+def _with_agents(task: Task, keys: Sequence[str], idle: int) -> Messages:
+    """An answer that creates a sub-agent for each key and gives it that key, or some idle ones without any key."""
+    calls, results = [], []
+    for number in range(1, 1 + (len(keys) or idle)):
+        calls.append((CREATE, {"name": str(number)}))
+        results.append((CREATE, CREATED))
+        if keys:
+            key = keys[number - 1]
+            calls.append((ASSIGN, {"agent": str(number), "prompt": f"{key}="}))
+            results.append((ASSIGN, answer_of({key: task.metadata[ANSWERS][key]})))
+    return [called_all(calls), *(_result(*result, number) for number, result in enumerate(results))]
+
+
+def one_by_one(task: Task, keys: Iterable[str]) -> Messages:
+    """The calls that look keys up, each in an answer of its own, and their results."""
+    messages: Messages = []
+    for key in keys:
+        for hop in hops_of(task.metadata[STORE], key)[0]:
+            messages += [called("get", key=hop), _result("get", task.metadata[STORE][hop])]
+    return messages
+
+
+def _result(name: str, content: str, call: int = 0) -> Mapping[str, Any]:
+    return {"role": "tool", "tool_call_id": str(call), "name": name, "content": content}
+
+
+def serial(task: Task, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The oracle: one key after another."""
+    steps = [each for each in one_by_one(task, task.metadata[ANSWERS]) if each["role"] == "assistant"]
+    return play_actions([*steps, said(answer_of(task.metadata[ANSWERS]))], messages)
+
+
+def styles_of(records: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """How many conversations create sub-agents, and how many give them tasks, for reports."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        called_names = {c["function"]["name"] for m in record["messages"] for c in m.get("tool_calls") or ()}
+        counts["assigning" if ASSIGN in called_names else "idle" if CREATE in called_names else "alone"] += 1
+    return counts
