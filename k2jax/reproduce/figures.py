@@ -86,7 +86,7 @@ def success_figure(
         title: of the training's panel.
     """
     figure, axes = new_figure(1, 2, height=4.0)
-    for run, color in (("rl", PALETTE[0]), ("rl_workers", PALETTE[1])):
+    for run, color in (("rl", PALETTE[0]), ("rl_workers", PALETTE[2])):
         seed_curves(axes[0, 0], results, run, "accuracy", label=runs[run], color=color)
     style_axes(axes[0, 0], title=title, x="iteration", y="share")
     axes[0, 0].set_ylim(0, 1.02)
