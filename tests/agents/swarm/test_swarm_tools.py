@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
+from k2jax.agents.collect.queue_file import WrittenTask
 from k2jax.agents.components import system
 from k2jax.agents.registry import components, toolsets
 from k2jax.agents.spawning import Spawner
@@ -81,6 +82,20 @@ def test_mistakes_are_errors_to_the_model_and_the_other_calls_are_carried_out(ca
     (shown,) = orchestrated(echo, "swarm most=3 live=2", calls)
     assert shown[-1].startswith("Error: ") and words in shown[-1]
     assert not any(text.startswith("Error") for text in shown[:-1])
+
+
+def test_half_surrogate_pairs_that_a_model_writes_are_no_text_that_a_sub_agent_is_told():
+    image, tasks = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, []
+
+    async def run(spawned):
+        tasks.append(WrittenTask("kind", spawned.task).line().decode())
+        return ended(spawned, "")
+
+    fields = {"instruction": ({"role": "user", "content": [image]},), "others": ("calculator", "delegate")}
+    calls = [assign("\ud800", "a\udfffb"), ("delegate", {"instruction": "\ud800"})]
+    orchestrated(run, "swarm images=true", [create("\ud800", "\ud800 ")], calls, **fields)
+    assert len(tasks) == 2 and all("\\ud" not in line and "?" in line for line in tasks)
+    assert "a?b" in tasks[0] and "base64,AA==" in tasks[0]
 
 
 def test_tasks_of_an_episode_are_counted_and_those_that_were_refused_are_not():
