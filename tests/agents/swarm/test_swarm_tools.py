@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
+from k2jax.agents import Budget
 from k2jax.agents.collect.queue_file import WrittenTask
 from k2jax.agents.components import system
 from k2jax.agents.registry import components, toolsets
@@ -272,3 +273,17 @@ def test_limits_depend_on_the_order_of_the_calls_alone_and_a_rebuilt_episode_fin
     assert len(texts) == len(words)
     assert all(word in text for word, text in zip(words, texts, strict=True)), (words, texts)
     assert again == first and runs == list(range(1, len(runs) + 1))
+
+
+@pytest.mark.parametrize("method", ["hide_tool_result", "summary"])
+def test_agents_that_a_rewritten_context_shows_again_are_not_created_twice(method):
+    answers = iter(["!n x\n!n y\n!n y", "!calc 1+2", "!n z", "done"])
+
+    def say(text):
+        return "so far" if text.rpartition("<")[2].startswith("Your context is full") else next(answers)
+
+    tools, scaffold = ("calculator", "swarm form=compact"), f"chat context={method} tokens=60"
+    result = episode(compact_client(say), task(tools=tools, budget=Budget(steps=20), scaffold=scaffold))
+    made = [node for node in result.nodes if (node.message or {}).get("name") == "n"]
+    assert result.status == "finished" and len(made) > 4, "none is shown again"
+    assert swarm_record(result).created == 3
