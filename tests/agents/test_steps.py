@@ -119,7 +119,8 @@ def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
     assert (critical_steps_so_far(trajectory), total_steps_so_far(trajectory)) == (2 + 2, 2 + 2)
     for name in names[:2] + names[3:]:
         message = {"role": "tool", "name": name, "content": "ok"}
-        trajectory.add(Node.observed(ROOT, (), message if trajectory.nodes[1:] else message | {"is_error": True}))
+        shown = message if trajectory.nodes[1:] else message | {"is_error": True}
+        trajectory.add(Node.observed(len(trajectory.nodes) - 1, (), shown))
     assert swarm_record(trajectory).created == 2
 
 
