@@ -122,6 +122,30 @@ def test_an_engine_and_a_worker_of_different_versions_refuse_each_other(monkeypa
     asyncio.run(old_engine())
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_connection_whose_engine_does_not_answer_is_closed(monkeypatch, is_cancelled):
+    monkeypatch.setattr(engine_socket, "GREETING_SECONDS", 5 if is_cancelled else 0.05)
+
+    async def ends():
+        ended = asyncio.Event()
+
+        async def mute(reader, writer):
+            await reader.read()  # to the end of the connection
+            ended.set()
+            writer.close()
+
+        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+            address = EngineAddress("", *server.sockets[0].getsockname(), "ab")
+            asking = asyncio.ensure_future(EngineSocketClient(address.text, patience=0.0).longest_sequence())
+            await asyncio.sleep(0.2 if is_cancelled else 0)
+            asking.cancel() if is_cancelled else None
+            with pytest.raises(asyncio.CancelledError if is_cancelled else EngineLostError):
+                await asking
+            await asyncio.wait_for(ended.wait(), 5)
+
+    asyncio.run(ends())
+
+
 class OldWorker:
     """Launches workers that say another version when they are ready."""
 
