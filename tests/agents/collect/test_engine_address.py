@@ -90,6 +90,22 @@ def test_without_the_key_nothing_is_answered_and_the_worker_says_so():
     assert not asked
 
 
+@pytest.mark.parametrize("noise", [wire.lengths(0, 0), wire.lengths(0, 2) + b"ab", b"GET / HTTP/1.1\r\n", b"\xff" * 99])
+def test_noise_ends_its_connection_and_is_no_error_of_the_engine(noise):
+    async def closed():
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with served(scripted([])) as address:
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(noise)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        return errors
+
+    assert asyncio.run(closed()) == []
+
+
 def test_who_says_nothing_is_sent_away(monkeypatch):
     monkeypatch.setattr(engine_socket, "GREETING_SECONDS", 0.05)
 
