@@ -34,6 +34,8 @@ LARGEST = 2**30
 """Bytes of an encoded trajectory at most: a million tokens with 60 x 8 routed experts each."""
 LARGEST_STRUCTURE = 2**26
 """Bytes of a trajectory's JSON at most, which takes many times as much memory once it is parsed."""
+DEEPEST = 64
+"""Sub-episodes within each other at most, so that whoever reads a trajectory may follow them by recursion."""
 _LENGTHS = struct.Struct("<QQ")
 _COLUMNS = {"versions": "<i8", "tokens": "<i4", "logprobs": "<f4", "experts": "<i2", "mask": "|u1"}
 
@@ -74,11 +76,17 @@ def encode(trajectory: Trajectory) -> bytes:
     return data
 
 
-def _with_spawned(trajectory: Trajectory) -> Iterator[Trajectory]:
+def _with_spawned(trajectory: Trajectory, depth: int = 0) -> Iterator[Trajectory]:
     """A trajectory and all below it, in the order of their nodes."""
+    _check_depth(depth)
     yield trajectory
     for number in sorted(trajectory.spawned):
-        yield from _with_spawned(trajectory.spawned[number])
+        yield from _with_spawned(trajectory.spawned[number], depth + 1)
+
+
+def _check_depth(depth: int) -> None:
+    if depth > DEEPEST:
+        raise EncodingError(f"more than {DEEPEST} sub-episodes lie within each other")
 
 
 def _structure(trajectory: Trajectory) -> dict[str, Any]:
@@ -186,11 +194,12 @@ def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> T
     return trajectory
 
 
-def _structures(structure: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _structures(structure: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
     """A parsed structure and all below it, in the order of their nodes."""
+    _check_depth(depth)
     yield structure
     for number in sorted(structure.get("spawned", {}), key=_number):
-        yield from _structures(structure["spawned"][number])
+        yield from _structures(structure["spawned"][number], depth + 1)
 
 
 def _number(text: str) -> int:
