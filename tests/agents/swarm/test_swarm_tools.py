@@ -99,6 +99,12 @@ def test_half_surrogate_pairs_that_a_model_writes_are_no_text_that_a_sub_agent_i
     assert "a?b" in tasks[0] and "base64,AA==" in tasks[0]
 
 
+def test_a_name_of_any_length_is_told_to_be_unknown_without_a_comparison_of_all_its_characters():
+    long = "".join(chr(0x4E00 + index * 7919 % 3001) for index in range(3_000))
+    (shown,) = orchestrated(echo, "swarm", [create(long), create("x" * 13), assign(f"{long}!"), assign("x" * 12)])
+    assert all("no sub-agent" in text for text in shown[2:]) and "mean" not in shown[2] and "mean" in shown[3]
+
+
 def test_tasks_of_an_episode_are_counted_and_those_that_were_refused_are_not():
     two = [assign("x", ""), assign("x", "1"), assign("x", "2")]
     *_, second, third = orchestrated(echo, "swarm most=3", [create("x")], two, [assign("x"), assign("x")])
