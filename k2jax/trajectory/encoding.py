@@ -147,7 +147,7 @@ def decode(data: bytes) -> Trajectory:
         fixed = _LENGTHS.size + count * (8 + 4 + 4 + 1) + structure_bytes
         if fixed > len(data) or structure_bytes > LARGEST_STRUCTURE:
             raise EncodingError("its lengths are impossible")
-        structure = json.loads(data[len(data) - structure_bytes :])
+        structure = json.loads(data[len(data) - structure_bytes :], parse_constant=_finite, parse_float=_finite)
         return _assemble(structure, data, count, len(data) - structure_bytes)
     except EncodingError:
         raise
@@ -156,6 +156,13 @@ def decode(data: bytes) -> Trajectory:
     except (struct.error, KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())[:80]
         raise EncodingError(f"its structure is not a trajectory's ({type(error).__name__}: {reason})") from None
+
+
+def _finite(text: str) -> float:
+    """A number as ``encode`` writes them, so that whatever is made of a trajectory is JSON, too."""
+    if not math.isfinite(number := float(text)):
+        raise EncodingError(f"it has the number {text[:20]}")
+    return number
 
 
 def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> Trajectory:

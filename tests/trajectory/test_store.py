@@ -243,6 +243,8 @@ HOSTILE = {
     "sub-episodes that are none": encoded(PLAIN | {"spawned": {"0": [PLAIN]}}),
     "no JSON": encoded(b"\xff\xfe"),
     "a long number": encoded(b"9" * 10_000),
+    "NaN among the metadata": encoded(PLAIN | {"metadata": {"a": float("nan")}}),
+    "an infinite number": encoded(json.dumps(PLAIN | {"metadata": {"a": 0}}).encode().replace(b": 0}", b": -1e999}")),
     "a missing key": encoded({}),
     "an unknown status": encoded(PLAIN | {"status": "__class__"}),
     "a key of two": encoded(PLAIN | {"key": [0, 0]}),
