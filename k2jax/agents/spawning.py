@@ -110,10 +110,11 @@ class Spawner:
 
 async def _ended(run: Run, spawned: SubEpisode, seconds: float) -> Trajectory:
     """The trajectory of a sub-episode; where it has none, an empty one that is masked."""
+    task = spawned.task
     try:
         async with asyncio.timeout(seconds or None):
-            return await run(spawned)
+            ended = await run(spawned)
     except (InfrastructureError, PromptTooLongError, TimeoutError) as error:
-        task, reason = spawned.task, f"{type(error).__name__}: {error}"
-        about = {ROLE: spawned.role} | {key: task.metadata[key] for key in (AGENT,) if key in task.metadata}
-        return Trajectory(task.id, task.domain, (0, 0, 0), status="masked", error=reason, metadata=about)
+        ended = Trajectory(task.id, task.domain, (0, 0, 0), status="masked", error=f"{type(error).__name__}: {error}")
+    ended.metadata |= {ROLE: spawned.role} | {key: task.metadata[key] for key in (AGENT,) if key in task.metadata}
+    return ended
