@@ -168,6 +168,12 @@ def test_one_call_with_an_array_of_prompts_is_a_message_with_all_answers():
     assert shown[0] == ["Sub-agent 1: one\n\nSub-agent 2: two"] and "at most 2 may be at a time" in shown[1][0]
 
 
+def test_long_messages_in_one_result_leave_room_for_each_other():
+    prompts = [{"prompt": f"<{number}>" + "x" * 4_000 + f"</{number}>"} for number in range(20)]
+    ((shown,),) = orchestrated(echo, "swarm form=array", [("create_sub_agents", {"sub_agents": prompts})])
+    assert all(f"<{number}>" in shown and f"</{number}>" in shown for number in range(20)) and len(shown) <= 20_000
+
+
 @pytest.mark.parametrize(("depth", "below"), [(1, ()), (2, ("depth=1",)), (3, ("depth=2", "depth=1"))])
 def test_sub_agents_have_the_tools_of_the_swarm_where_they_may_and_the_same_limits(depth, below):
     tools = []
