@@ -112,7 +112,7 @@ def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
     node = sampled(0, 5)
     node.message["tool_calls"][:] = [{"function": {"name": name}} for name in names]
     trajectory.add(node)
-    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 3)
+    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 2)  # also where the task was refused
     child = agent([(2, ())])
     child.metadata[AGENT] = "x"  # one without a name is created with its task
     add_spawned(trajectory, 0, (1, 3), child)
