@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import difflib
 from typing import Any
 
+_LONGEST_WORD = 200  # that is compared with names, which takes the product of two lengths: a model may write any
+
 
 class UserError(Exception):
     """A user's mistake, worded in one line that says what is wrong and how to fix it.
@@ -57,7 +59,7 @@ def nearest(word: str, names: Sequence[str], ending: str = "") -> str:
         names: those that it may be meant to be.
         ending: what all of them end with in the message, and which makes no two of them alike.
     """
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5) if len(word) <= _LONGEST_WORD else []
     if close:
         return f"; did you mean {close[0] + ending!r}?"
     return f"; there are {', '.join(each + ending for each in sorted(names))}" if len(names) <= 12 else ""

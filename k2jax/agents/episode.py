@@ -29,7 +29,7 @@ from k2jax.text.media_reading import MediaReader, start_reading
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.answers import COPIES, is_answer
-from k2jax.trajectory.steps import AGENT, NO_CALL, add_spawned, steps_record, turns_so_far, used_up_limit
+from k2jax.trajectory.steps import NO_CALL, add_spawned, steps_record, turns_so_far, used_up_limit
 from k2jax.trajectory.types import ROOT
 
 NO_EXPERTS = -1
@@ -70,8 +70,6 @@ class Rollout:
         self.task = task
         self.key = key
         self.trajectory = Trajectory(task.id, task.domain, key.place, purpose=key.purpose)
-        if AGENT in task.metadata:  # the name that whoever spawned it has for it
-            self.trajectory.metadata[AGENT] = task.metadata[AGENT]
         self.client, self.chat, self.tokenizer = client, chat, tokenizer
         self.tools: Sequence[Mapping[str, Any]] = ()
         self._token_limit = _UNLIMITED

@@ -41,6 +41,7 @@ class SubEpisode(NamedTuple):
 
 Run = Callable[[SubEpisode], Awaitable[Trajectory]]
 """Runs a sub-episode to its end: in this process, or on another worker."""
+_MOST = 1 << 20  # sub-episodes of an episode
 
 
 class Spawner:
@@ -63,17 +64,16 @@ class Spawner:
         roles: tuple[str, ...] = (POLICY,),
     ):
         self._run, self._kind, self.path, self._role, self._roles = run, kind, path, role, roles
-        self._place = self._runs = 0
+        self._place = self._attempt = 0
         self._ended: dict[int, Trajectory] = {}  # by place
 
     def begin(self) -> None:
         """Begins an attempt of the episode: its sub-episodes are counted from 0 again."""
-        self._place = 0
+        self._place, self._attempt = 0, self._attempt + 1
 
     def resume(self, ended: Mapping[int, Trajectory]) -> None:
         """Goes on with an episode of which some sub-episodes have ended, by their numbers in it."""
         self._ended = dict(ended)
-        self._runs = max(ended, default=-1) + 1
 
     async def spawn(
         self, task: Task, kind: str = "", role: str = "", *, may_fail: bool = False, seconds: float = 0.0
@@ -98,8 +98,8 @@ class Spawner:
         check_role(role, self._roles)
         place, self._place = self._place, self._place + 1
         if place not in self._ended:
-            number, self._runs = self._runs, self._runs + 1  # now, so that those spawned together keep their order
-            path = (*self.path, number)
+            # One that failed is another one in the next attempt; nobody else has its number, whoever goes on.
+            path = (*self.path, place + _MOST * max(0, self._attempt - 1))
             spawner = Spawner(self._run, kind, path, role, self._roles)
             trajectory = await _ended(self._run, SubEpisode(task, kind, path, spawner, role), seconds)
             if trajectory.status == "masked" and not may_fail:
@@ -110,10 +110,11 @@ class Spawner:
 
 async def _ended(run: Run, spawned: SubEpisode, seconds: float) -> Trajectory:
     """The trajectory of a sub-episode; where it has none, an empty one that is masked."""
+    task = spawned.task
     try:
         async with asyncio.timeout(seconds or None):
-            return await run(spawned)
+            ended = await run(spawned)
     except (InfrastructureError, PromptTooLongError, TimeoutError) as error:
-        task, reason = spawned.task, f"{type(error).__name__}: {error}"
-        about = {ROLE: spawned.role} | {key: task.metadata[key] for key in (AGENT,) if key in task.metadata}
-        return Trajectory(task.id, task.domain, (0, 0, 0), status="masked", error=reason, metadata=about)
+        ended = Trajectory(task.id, task.domain, (0, 0, 0), status="masked", error=f"{type(error).__name__}: {error}")
+    ended.metadata |= {ROLE: spawned.role} | {key: task.metadata[key] for key in (AGENT,) if key in task.metadata}
+    return ended

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+import dataclasses
 import json
 from typing import Any
 
@@ -143,7 +144,10 @@ class Episodes:
 
         async def run(spawned: SubEpisode) -> Trajectory:
             options = {"key": key, "seed": spawned_seed(seed, key, spawned.path), "spawner": spawned.spawner}
-            options["sampling"] = self.roles.client_of(spawned.role).sampling or sampling(spawned.kind)
+            asked = self.roles.client_of(spawned.role).sampling or sampling(spawned.kind)
+            if self.config.rl.parl.joint == "off":  # experts are recorded for training alone
+                asked = dataclasses.replace(asked, return_experts=False)
+            options["sampling"] = asked
             trajectory = await self._run(spawned.task, spawned.role, **options)
             trajectory.metadata[ROLE] = spawned.role
             if spawned.task.verifier and trajectory.status in ("finished", "truncated"):

@@ -34,6 +34,8 @@ LARGEST = 2**30
 """Bytes of an encoded trajectory at most: a million tokens with 60 x 8 routed experts each."""
 LARGEST_STRUCTURE = 2**26
 """Bytes of a trajectory's JSON at most, which takes many times as much memory once it is parsed."""
+DEEPEST = 64
+"""Sub-episodes within each other at most, so that whoever reads a trajectory may follow them by recursion."""
 _LENGTHS = struct.Struct("<QQ")
 _COLUMNS = {"versions": "<i8", "tokens": "<i4", "logprobs": "<f4", "experts": "<i2", "mask": "|u1"}
 
@@ -74,11 +76,17 @@ def encode(trajectory: Trajectory) -> bytes:
     return data
 
 
-def _with_spawned(trajectory: Trajectory) -> Iterator[Trajectory]:
+def _with_spawned(trajectory: Trajectory, depth: int = 0) -> Iterator[Trajectory]:
     """A trajectory and all below it, in the order of their nodes."""
+    _check_depth(depth)
     yield trajectory
     for number in sorted(trajectory.spawned):
-        yield from _with_spawned(trajectory.spawned[number])
+        yield from _with_spawned(trajectory.spawned[number], depth + 1)
+
+
+def _check_depth(depth: int) -> None:
+    if depth > DEEPEST:
+        raise EncodingError(f"more than {DEEPEST} sub-episodes lie within each other")
 
 
 def _structure(trajectory: Trajectory) -> dict[str, Any]:
@@ -139,7 +147,7 @@ def decode(data: bytes) -> Trajectory:
         fixed = _LENGTHS.size + count * (8 + 4 + 4 + 1) + structure_bytes
         if fixed > len(data) or structure_bytes > LARGEST_STRUCTURE:
             raise EncodingError("its lengths are impossible")
-        structure = json.loads(data[len(data) - structure_bytes :])
+        structure = json.loads(data[len(data) - structure_bytes :], parse_constant=_finite, parse_float=_finite)
         return _assemble(structure, data, count, len(data) - structure_bytes)
     except EncodingError:
         raise
@@ -148,6 +156,13 @@ def decode(data: bytes) -> Trajectory:
     except (struct.error, KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())[:80]
         raise EncodingError(f"its structure is not a trajectory's ({type(error).__name__}: {reason})") from None
+
+
+def _finite(text: str) -> float:
+    """A number as ``encode`` writes them, so that whatever is made of a trajectory is JSON, too."""
+    if not math.isfinite(number := float(text)):
+        raise EncodingError(f"it has the number {text[:20]}")
+    return number
 
 
 def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> Trajectory:
@@ -186,11 +201,12 @@ def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> T
     return trajectory
 
 
-def _structures(structure: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _structures(structure: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
     """A parsed structure and all below it, in the order of their nodes."""
+    _check_depth(depth)
     yield structure
     for number in sorted(structure.get("spawned", {}), key=_number):
-        yield from _structures(structure["spawned"][number])
+        yield from _structures(structure["spawned"][number], depth + 1)
 
 
 def _number(text: str) -> int:

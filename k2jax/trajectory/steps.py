@@ -13,14 +13,16 @@ SPAWNED = "started"
 """Key of a trajectory's metadata: what became of the sub-episodes that it spawned, by their numbers from 0."""
 ROLE, POLICY = "role", "policy"
 """Key of a sub-episode's metadata: who answered in it, and the role that is trained."""
-AGENT = "agent"
-"""Key of a sub-episode's metadata: the name that the spawning agent has for it."""
+AGENT = "sub_agent"
+"""Key of a sub-episode's metadata: the name that the spawning agent has for it; ``agent`` is that of black boxes."""
 STEPS, CRITICAL_STEPS, TOTAL_STEPS = "steps", "critical_steps", "total_steps"
 """Keys of a trajectory's metadata: own steps, critical steps, and the steps of all agents."""
 NO_CALL = -1
 """Of a sub-episode that no call of a tool spawned."""
 CREATING = ("create_subagent", "n")
 """Names of the tools that create a sub-agent: that of Kimi K2.5 (appendix E.8), and its short form."""
+ASSIGNING = ("assign_task", "a", "create_sub_agents", "delegate")
+"""Names of the tools that give a sub-agent a task, also where the call is wrong and spawns nothing."""
 MOST_CALLS = 256
 """Calls of one answer that are carried out."""
 
@@ -58,7 +60,9 @@ def staged_steps_so_far(trajectory: Trajectory) -> int:
     steps = 0
     for turn, message in answers.items():
         calls = (message or {}).get("tool_calls") or ()
-        together = sum(_name(call) in CREATING or (turn + 1, at) in spawning for at, call in enumerate(calls))
+        together = sum(
+            (turn + 1, at) in spawning or _name(call) in CREATING + ASSIGNING for at, call in enumerate(calls)
+        )
         steps += steps_of_answer(message) - max(0, together - 1)
     return steps
 

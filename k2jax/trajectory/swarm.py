@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 import dataclasses
 
 from k2jax.trajectory.steps import AGENT, CREATING, NO_CALL, SPAWNED, critical_steps_so_far, total_steps_so_far
-from k2jax.trajectory.types import Node, Trajectory
+from k2jax.trajectory.types import NO_TURN, Node, Trajectory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ def swarm_record(trajectory: Trajectory) -> SwarmRecord:
     links = {int(number): link for number, link in trajectory.metadata.get(SPAWNED, {}).items()}
     assigned = [link for link in links.values() if link["call"] != NO_CALL]
     return SwarmRecord(
-        created=sum(map(_creates, trajectory.nodes)) + sum(AGENT not in link for link in assigned),
+        created=sum(map(_creates, _results(trajectory))) + sum(AGENT not in link for link in assigned),
         used=len({link.get(AGENT, link["task"]) for link in assigned}),
         assigned=len(assigned),
         finished=sum(link["status"] == "finished" for link in assigned),
@@ -52,9 +53,22 @@ def swarm_record(trajectory: Trajectory) -> SwarmRecord:
     )
 
 
+def _results(trajectory: Trajectory) -> Iterator[Node]:
+    """What calls of the model's answers returned, each once: a context that is rewritten shows it again, later."""
+    first: dict[int, int] = {}  # child of each node
+    ends = set()  # of answers and of their results so far
+    for index, node in enumerate(trajectory.nodes):
+        is_first = first.setdefault(node.parent, index) == index
+        if node.turn != NO_TURN:
+            ends.add(index)
+        elif is_first and node.parent in ends and (node.message or {}).get("role") == "tool":
+            ends.add(index)
+            yield node
+
+
 def _creates(node: Node) -> bool:
     message = node.message or {}
-    return message.get("role") == "tool" and message.get("name") in CREATING and not message.get("is_error")
+    return message.get("name") in CREATING and not message.get("is_error")
 
 
 def _peak(trajectory: Trajectory) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 ROOT = -1
 NO_TURN = -1
 NO_VERSION = -1
-_AGENT = ("role", "agent")  # keys of metadata, see ``steps``
+_AGENT = ("role", "sub_agent")  # keys of metadata, see ``steps``
 Status = Literal["unfinished", "finished", "truncated", "masked"]
 Purpose = Literal["train", "eval", "budget"]
 
@@ -144,7 +144,7 @@ class Trajectory:
     def about(self) -> dict[str, Any]:
         """What exported records say of it, as JSON: ``task``, ``domain``, ``key`` and the value of the ``reward``.
 
-        Of a sub-episode also its ``role``, and the name of its ``agent`` where it has one.
+        Of a sub-episode also its ``role``, and its name as a ``sub_agent`` where it has one.
         """
         reward = None if self.reward is None else self.reward.value
         agent = {key: self.metadata[key] for key in _AGENT if key in self.metadata}

@@ -12,6 +12,7 @@ from k2jax.agents.roles import RoleClient, Roles
 from k2jax.agents.spawning import Spawner
 from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError, UserError
+from k2jax.trajectory import Trajectory
 from k2jax.trajectory.steps import SPAWNED
 from tests.agents.tool_episodes import BYTES, COMPACT, KEY, compact_client, episode, task
 
@@ -98,6 +99,31 @@ def test_an_environment_that_is_rebuilt_finds_the_sub_episodes_that_have_ended()
     assert [each.id for each in starter.tasks] == ["t/1", "t/2"]
     links = result.metadata[SPAWNED]
     assert {number: link["task"] for number, link in links.items()} == {"0": "t/1", "1": "t/2"}
+
+
+def test_no_two_sub_episodes_have_the_same_random_numbers_whatever_failed_before_the_episode_paused():
+    paths, failures = [], [True]
+
+    async def run(spawned):
+        paths.append(spawned.path)
+        if failures:
+            failures.pop()
+            raise SubEpisodeError("gone")
+        return Trajectory("t/1", "d", (1, 0, 0), status="finished")
+
+    async def episodes():
+        first, later = Spawner(run), Spawner(run)
+        first.begin()
+        with pytest.raises(SubEpisodeError):
+            await first.spawn(task())
+        first.begin()
+        later.resume(dict([await first.spawn(task())]))
+        later.begin()
+        for _ in range(2):
+            await later.spawn(task())
+
+    asyncio.run(episodes())
+    assert len(paths) == 3 == len(set(paths)) and paths[0] == (0,) and paths[2] == (1,)
 
 
 def test_sub_agents_of_a_role_are_the_role_at_every_level_and_one_that_is_not_there_is_one_line():

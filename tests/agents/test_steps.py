@@ -112,14 +112,15 @@ def test_agents_that_are_created_and_given_tasks_in_one_answer_are_one_stage():
     node = sampled(0, 5)
     node.message["tool_calls"][:] = [{"function": {"name": name}} for name in names]
     trajectory.add(node)
-    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 3)
+    assert (steps_so_far(trajectory), critical_steps_so_far(trajectory)) == (5, 2)  # also where the task was refused
     child = agent([(2, ())])
     child.metadata[AGENT] = "x"  # one without a name is created with its task
     add_spawned(trajectory, 0, (1, 3), child)
     assert (critical_steps_so_far(trajectory), total_steps_so_far(trajectory)) == (2 + 2, 2 + 2)
     for name in names[:2] + names[3:]:
         message = {"role": "tool", "name": name, "content": "ok"}
-        trajectory.add(Node.observed(ROOT, (), message if trajectory.nodes[1:] else message | {"is_error": True}))
+        shown = message if trajectory.nodes[1:] else message | {"is_error": True}
+        trajectory.add(Node.observed(len(trajectory.nodes) - 1, (), shown))
     assert swarm_record(trajectory).created == 2
 
 

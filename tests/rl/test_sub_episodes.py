@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from k2jax.agents.collect.queue_file import Choices, WrittenTask
 from k2jax.agents.environment import Step
 from k2jax.agents.environments.single_turn import SingleTurn
 from k2jax.agents.episode import run_episode
@@ -94,6 +95,19 @@ def test_sub_episodes_have_their_own_random_numbers_and_rewards_at_every_depth()
     paths = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
     seeds = {turn_seed(spawned_seed(7, KEY, path), KEY, 0) for path in paths}
     assert len(seeds) == 7 == len(scripted.calls) and {sampling.seed for _, sampling in scripted.calls} == seeds
+
+
+@pytest.mark.parametrize(("joint", "sub_experts"), [("off", False), ("role", True)])
+def test_experts_are_recorded_in_sub_episodes_where_these_are_trained_on(joint, sub_experts):
+    client = Gathering(compact_client(lambda text: "b"))
+    config = tiny(**{"rl.rollout.routing": "record", "rl.parl.joint": joint})
+    group = PromptGroup(0, (1, 0), DrawnTask("low", part("a", "a", depth=1)), [None])
+    asyncio.run(Episodes(config, client, COMPACT, BYTES, Judge()).run(1, [group]))
+    assert [sampling.return_experts for _, sampling in client.client.calls] == [True, sub_experts, sub_experts]
+    choices = Choices("train", 1, 0, {"low": {"max_tokens": 4, "return_experts": True}}, True, sub_experts)
+    written = WrittenTask("low", part("a", "a"), choices=choices)
+    assert [each.sampling.return_experts for each in (written, written._replace(path=(0,)))] == [True, sub_experts]
+    assert WrittenTask.read(written.line()) == written
 
 
 def test_episodes_start_in_groups_of_the_concurrency_and_sample_the_same():

@@ -157,6 +157,13 @@ def test_an_answer_keeps_its_calls_ids_and_results_whatever_they_are():
     assert lost["agent"] == "lost", "a sub-agent that was not stored is named"
 
 
+def test_the_report_of_a_black_box_is_no_name_of_a_sub_agent():
+    trajectory = begun("task", "look")
+    trajectory.metadata["agent"] = {"name": "opencode", "ended_by": "itself", "output": "done"}
+    assert trajectory.about.keys() == {"task", "domain", "key", "reward"}
+    assert written(trajectory)["agent"]["name"] == "policy"
+
+
 def test_a_call_without_a_result_yet_refers_to_its_sub_agent():
     trajectory = begun("task", "look")
     answer(trajectory, "", [("assign_task", "{}")] * 2)
@@ -219,7 +226,7 @@ def test_rows_of_sub_agents_are_exported_on_request_and_counted_otherwise(workdi
     assert done.stdout == f"{out}: 1 lines\n{left_out}", done.stderr
     assert run_command(*words, "--sub_agents").stdout == f"{out}: 5 lines\n"
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row.get("agent") for row in rows] == [None, "step 1", "step 2", "step 3", "step 4"]
+    assert [row.get("sub_agent") for row in rows] == [None, "step 1", "step 2", "step 3", "step 4"]
     assert {row["role"] for row in rows[1:]} == {"worker"} and {row["reward"] for row in rows} == {1.0}
     done = run_command("k2jax.trajectories", str(workdir), "--sub_agents", "--atif", "--out=x")
     assert done.returncode == 2 and "give --format or --filters" in done.stderr

@@ -23,6 +23,7 @@ import pytest
 from k2jax.errors import UserError
 from k2jax.trajectory import EncodingError, Node, Reward, Trajectory, TrajectoryStore, encoding, read_trajectories
 from k2jax.trajectory.encoding import decode, encode
+from k2jax.trajectory.links import sub_trajectories
 from tests.checkpoint.test_full_disk import files_end_at
 from tests.trajectory.trees import chat, contents, sampled, trajectories
 
@@ -223,6 +224,11 @@ def with_node(**changed):
     return PLAIN | {"nodes": [NODE | changed]}
 
 
+def spawning(depth):
+    """A trajectory with sub-episodes within each other."""
+    return PLAIN | {"spawned": {"0": spawning(depth - 1)}} if depth else PLAIN
+
+
 HOSTILE = {
     "nothing": b"",
     "a huge structure": struct.pack("<QQ", 2**63, 0) + b"{}",
@@ -232,8 +238,13 @@ HOSTILE = {
     "deep metadata": encoded(
         json.dumps(PLAIN).encode().replace(b'"metadata": {}', b'"metadata": {"a":' + b"[" * 10**5 + b"]" * 10**5 + b"}")
     ),
+    "deep sub-episodes": encoded(spawning(65)),
+    "a sub-episode without a number": encoded(PLAIN | {"spawned": {"01": PLAIN}}),
+    "sub-episodes that are none": encoded(PLAIN | {"spawned": {"0": [PLAIN]}}),
     "no JSON": encoded(b"\xff\xfe"),
     "a long number": encoded(b"9" * 10_000),
+    "NaN among the metadata": encoded(PLAIN | {"metadata": {"a": float("nan")}}),
+    "an infinite number": encoded(json.dumps(PLAIN | {"metadata": {"a": 0}}).encode().replace(b": 0}", b": -1e999}")),
     "a missing key": encoded({}),
     "an unknown status": encoded(PLAIN | {"status": "__class__"}),
     "a key of two": encoded(PLAIN | {"key": [0, 0]}),
@@ -270,6 +281,7 @@ def test_a_hostile_record_is_refused_in_one_line(tmp_path, name):
 def test_the_hostile_records_are_hostile_for_what_they_change():
     assert decode(encoded(with_node(), TOKEN, 1)).nodes[0].tokens.tolist() == [0]
     assert decode(encoded(with_node(experts=[1, 2]), TOKEN + bytes(4), 1)).nodes[0].experts.shape == (1, 1, 2)
+    assert len(list(sub_trajectories(decode(encoded(spawning(64)))))) == 64
 
 
 def test_a_record_that_decompresses_to_more_than_it_says_is_refused_without_doing_so(tmp_path):
@@ -297,6 +309,11 @@ def test_what_is_no_trajectory_is_not_written(tmp_path, monkeypatch):
     refused("not JSON", reward=Reward(float("inf")))
     refused("is no string", metadata={"a": {1: 2}})
     refused("not JSON", metadata={"a": object()})
+    deep = Trajectory("t", "d", (0, 0, 0))
+    for _ in range(64):
+        deep = Trajectory("t", "d", (0, 0, 0), spawned={0: deep})
+    assert encode(deep)
+    refused("within each other", spawned={0: deep})
     nested = []
     for _ in range(10**5):
         nested = [nested]

@@ -164,10 +164,10 @@ class EngineSocketClient(Client):
         try:
             async with asyncio.timeout_at(max(deadline, loop.time() + GREETING_SECONDS)):
                 await self._greeted
-        except TimeoutError:
-            raise EngineLostError(f"the engine on {self._address} does not answer") from None
-        except (EngineLostError, UserError):
+        except BaseException as error:  # also a cancellation: a connection that nobody uses would outlive the next one
             connection.abort()
+            if isinstance(error, TimeoutError):
+                raise EngineLostError(f"the engine on {self._address} does not answer") from None
             raise
         return connection
 

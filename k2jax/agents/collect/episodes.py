@@ -192,8 +192,7 @@ class EpisodeRunner:
         return await self._episodes.run(key, written, self._sampling_of(written), trajectory, spawner)
 
     def _sampling_of(self, written: WrittenTask) -> Sampling:
-        chosen = None if written.choices is None else written.choices.sampling[written.kind]
-        return self._sampling[written.kind] if chosen is None else Sampling(**chosen)
+        return written.sampling or self._sampling[written.kind]
 
     async def _open_client(self) -> Client:
         if self._engines:

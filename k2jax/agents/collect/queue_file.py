@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from k2jax.agents.collect.wire_messages import Key
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.task import Task
+from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.trajectory.steps import POLICY
@@ -64,6 +66,8 @@ class Choices(NamedTuple):
         prompt: of their keys.
         sampling: of every class of tasks, the fields of ``Sampling`` by name.
         judged: whether a verifier judges the episodes.
+        sub_experts: whether the experts of tokens of sub-episodes are recorded where those of episodes are: nobody
+            needs them but who trains on sub-episodes.
     """
 
     purpose: Purpose
@@ -71,6 +75,7 @@ class Choices(NamedTuple):
     prompt: int
     sampling: Mapping[str, Mapping[str, Any]]
     judged: bool
+    sub_experts: bool = False
 
 
 class WrittenTask(NamedTuple):
@@ -89,6 +94,15 @@ class WrittenTask(NamedTuple):
     path: tuple[int, ...] = ()
     choices: Choices | None = None
     role: str = POLICY
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How messages of the episode are sampled, in a training run; None in a collection."""
+        if self.choices is None:
+            return None
+        asked = Sampling(**self.choices.sampling[self.kind])
+        is_left_out = self.path and not self.choices.sub_experts
+        return dataclasses.replace(asked, return_experts=False) if is_left_out else asked
 
     def line(self) -> bytes:
         """The line; ``read`` is the inverse."""

@@ -74,6 +74,9 @@ class FrameConnection(asyncio.Protocol):
             self._transport.abort()
             return
         for kind, body in frames:
+            if not kind:
+                self._transport.abort()
+                return
             self._on_frame(kind[0], body)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -34,8 +34,8 @@ def start_warden(folder: str) -> None:
     ended = os.pidfd_open(spawner)
     child = os.fork()
     if child == 0:
-        if os.fork() == 0:
-            with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException):  # nothing of the spawner's program goes on in these processes
+            if os.fork() == 0:
                 _keep(spawner, ended, folder)
         os._exit(0)
     os.waitpid(child, 0)

@@ -12,6 +12,7 @@ import contextlib
 from typing import Any
 
 from k2jax.agents.swarm.forms import TOOLS, Form
+from k2jax.agents.toolsets.calling import RESULT_LIMIT, shortened
 from k2jax.agents.toolsets.sub_agents import SubAgents
 from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace
 from k2jax.client import PromptTooLongError
@@ -22,6 +23,7 @@ from k2jax.trajectory import Trajectory
 NAME = "swarm"
 UNFINISHED, FAILED = "[unfinished]", "[failed]"
 """Marks of a message of a sub-agent whose budget has ended, and of one that has no message."""
+_BESIDE = 64  # characters beside each of several messages: its number, and how much of it is left out
 _REASONS = {TimeoutError.__name__: "it took too long", PromptTooLongError.__name__: "its prompt is too long"}
 """By the error's type; of a machine's failure the model need not know more."""
 
@@ -105,7 +107,9 @@ class SwarmTools(Toolset):
         prompts = [each["prompt"] for each in sub_agents]
         with self._at_work(prompts) as numbers:
             messages = await asyncio.gather(*map(self._message, numbers, prompts))
-        return "\n\n".join(f"Sub-agent {place}: {message}" for place, message in enumerate(messages, 1))
+        room = max(0, RESULT_LIMIT // len(messages) - _BESIDE)  # so that no message is left out for the others' length
+        shown = [shortened(message, room) for message in messages]
+        return "\n\n".join(f"Sub-agent {place}: {message}" for place, message in enumerate(shown, 1))
 
     @contextlib.contextmanager
     def _at_work(self, prompts: Sequence[str]):

@@ -83,13 +83,13 @@ class SubAgents:
             agent: its name; empty for one without.
             options: see ``Rollout.spawn``.
         """
-        names = {AGENT: agent} if agent else {}
+        names = {AGENT: _whole(agent)} if agent else {}
         deeper = [self._below] if self._depth > 1 else []
         tools = (*(tool for tool in self._task.tools if tool.split()[0] != self._toolset), *deeper)
         task = dataclasses.replace(
             self._task,
             id=f"{self._task.id}/{number}",
-            instruction=tuple(instruction),
+            instruction=tuple({**message, "content": _whole(message["content"])} for message in instruction),
             verifier="",
             tools=tools,
             environment=self._task.environment if tools else "single_turn",
@@ -97,3 +97,10 @@ class SubAgents:
             metadata={key: value for key, value in self._task.metadata.items() if key not in _OWN} | names,
         )
         return await self._spawn(task, role=self._role, **options)
+
+
+def _whole(content: Any) -> Any:
+    """Content of a message with question marks for half surrogate pairs, which no tokenizer encodes; images stay."""
+    if isinstance(content, str):
+        return content.encode(errors="replace").decode()
+    return [{**part, "text": _whole(part["text"])} if "text" in part else part for part in content]

@@ -13,7 +13,6 @@ from k2jax.agents.collect.queue_file import Choices, OrderedEpisode, WrittenTask
 from k2jax.agents.collect.worker import Waits
 from k2jax.agents.mixture import CRITIC
 from k2jax.agents.spawning import Run, Spawner, SubEpisode
-from k2jax.client import Sampling
 from k2jax.errors import InfrastructureError
 from k2jax.rl.episodes import Episodes, Judge, message_sampling
 from k2jax.rl.groups import PromptGroup
@@ -63,8 +62,7 @@ class LocalPool:
         return run
 
     async def _run(self, episode: OrderedEpisode, written: WrittenTask, spawner: Spawner) -> tuple[Trajectory, Waits]:
-        sampling = Sampling(**written.choices.sampling[written.kind])
-        return await self._episodes.run((0, 0, episode.key.sample), written, sampling, None, spawner)
+        return await self._episodes.run((0, 0, episode.key.sample), written, written.sampling, None, spawner)
 
 
 class WorkerEpisodes(Episodes):
@@ -119,7 +117,8 @@ class WorkerEpisodes(Episodes):
         sampling = {
             kind: dataclasses.asdict(message_sampling(self.config, kind, group.purpose, step, greedy)) for kind in kinds
         }
-        choices = Choices(key.purpose, key.step, key.prompt, sampling, self.is_verified(group))
+        learns_below = self.config.rl.parl.joint != "off"
+        choices = Choices(key.purpose, key.step, key.prompt, sampling, self.is_verified(group), learns_below)
         with self._trace.episode(key) as shown:
             trajectory, waits = await self._pool.run(OrderedEpisode(key, WrittenTask(*group.prompt, choices=choices)))
             shown |= {"status": trajectory.status, "tokens": trajectory.sampled_tokens, **waits._asdict()}

@@ -90,6 +90,22 @@ def test_without_the_key_nothing_is_answered_and_the_worker_says_so():
     assert not asked
 
 
+@pytest.mark.parametrize("noise", [wire.lengths(0, 0), wire.lengths(0, 2) + b"ab", b"GET / HTTP/1.1\r\n", b"\xff" * 99])
+def test_noise_ends_its_connection_and_is_no_error_of_the_engine(noise):
+    async def closed():
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        async with served(scripted([])) as address:
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(noise)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        return errors
+
+    assert asyncio.run(closed()) == []
+
+
 def test_who_says_nothing_is_sent_away(monkeypatch):
     monkeypatch.setattr(engine_socket, "GREETING_SECONDS", 0.05)
 
@@ -120,6 +136,30 @@ def test_an_engine_and_a_worker_of_different_versions_refuse_each_other(monkeypa
     asyncio.run(old_worker())
     monkeypatch.setattr(engine_socket, "VERSION", VERSION)
     asyncio.run(old_engine())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_connection_whose_engine_does_not_answer_is_closed(monkeypatch, is_cancelled):
+    monkeypatch.setattr(engine_socket, "GREETING_SECONDS", 5 if is_cancelled else 0.05)
+
+    async def ends():
+        ended = asyncio.Event()
+
+        async def mute(reader, writer):
+            await reader.read()  # to the end of the connection
+            ended.set()
+            writer.close()
+
+        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+            address = EngineAddress("", *server.sockets[0].getsockname(), "ab")
+            asking = asyncio.ensure_future(EngineSocketClient(address.text, patience=0.0).longest_sequence())
+            await asyncio.sleep(0.2 if is_cancelled else 0)
+            asking.cancel() if is_cancelled else None
+            with pytest.raises(asyncio.CancelledError if is_cancelled else EngineLostError):
+                await asking
+            await asyncio.wait_for(ended.wait(), 5)
+
+    asyncio.run(ends())
 
 
 class OldWorker:

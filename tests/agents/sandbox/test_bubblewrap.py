@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -367,6 +369,27 @@ def test_groups_of_version_two_are_made_below_the_nearest_group_that_has_the_con
     for entrance in entrances:
         os.close(entrance)
     assert group.remove() and not folder.exists()
+
+
+FORKS_ONCE = """
+import os
+from k2jax.agents.sandbox import warden
+
+def fork(calls=[], kernel=os.fork):
+    calls.append(1)
+    if len(calls) == 2:
+        raise BlockingIOError("no more processes")
+    return kernel()
+
+os.fork = fork
+warden.start_warden("folder")
+print("the spawner goes on", flush=True)
+"""
+
+
+def test_a_warden_that_cannot_start_is_no_second_spawner():
+    done = subprocess.run([sys.executable, "-c", FORKS_ONCE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the spawner goes on\n", "")
 
 
 def test_check_says_what_holds_here_and_fails_where_the_backend_or_an_attack_does(monkeypatch):

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
+from k2jax.agents import Budget
+from k2jax.agents.collect.queue_file import WrittenTask
 from k2jax.agents.components import system
 from k2jax.agents.registry import components, toolsets
 from k2jax.agents.spawning import Spawner
@@ -83,6 +85,26 @@ def test_mistakes_are_errors_to_the_model_and_the_other_calls_are_carried_out(ca
     assert not any(text.startswith("Error") for text in shown[:-1])
 
 
+def test_half_surrogate_pairs_that_a_model_writes_are_no_text_that_a_sub_agent_is_told():
+    image, tasks = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, []
+
+    async def run(spawned):
+        tasks.append(WrittenTask("kind", spawned.task).line().decode())
+        return ended(spawned, "")
+
+    fields = {"instruction": ({"role": "user", "content": [image]},), "others": ("calculator", "delegate")}
+    calls = [assign("\ud800", "a\udfffb"), ("delegate", {"instruction": "\ud800"})]
+    orchestrated(run, "swarm images=true", [create("\ud800", "\ud800 ")], calls, **fields)
+    assert len(tasks) == 2 and all("\\ud" not in line and "?" in line for line in tasks)
+    assert "a?b" in tasks[0] and "base64,AA==" in tasks[0]
+
+
+def test_a_name_of_any_length_is_told_to_be_unknown_without_a_comparison_of_all_its_characters():
+    long = "".join(chr(0x4E00 + index * 7919 % 3001) for index in range(3_000))
+    (shown,) = orchestrated(echo, "swarm", [create(long), create("x" * 13), assign(f"{long}!"), assign("x" * 12)])
+    assert all("no sub-agent" in text for text in shown[2:]) and "mean" not in shown[2] and "mean" in shown[3]
+
+
 def test_tasks_of_an_episode_are_counted_and_those_that_were_refused_are_not():
     two = [assign("x", ""), assign("x", "1"), assign("x", "2")]
     *_, second, third = orchestrated(echo, "swarm most=3", [create("x")], two, [assign("x"), assign("x")])
@@ -144,6 +166,12 @@ def test_one_call_with_an_array_of_prompts_is_a_message_with_all_answers():
     shown = orchestrated(echo, tool, [("create_sub_agents", {"sub_agents": prompts[:2]})],
                          [("create_sub_agents", {"sub_agents": prompts})])  # fmt: skip
     assert shown[0] == ["Sub-agent 1: one\n\nSub-agent 2: two"] and "at most 2 may be at a time" in shown[1][0]
+
+
+def test_long_messages_in_one_result_leave_room_for_each_other():
+    prompts = [{"prompt": f"<{number}>" + "x" * 4_000 + f"</{number}>"} for number in range(20)]
+    ((shown,),) = orchestrated(echo, "swarm form=array", [("create_sub_agents", {"sub_agents": prompts})])
+    assert all(f"<{number}>" in shown and f"</{number}>" in shown for number in range(20)) and len(shown) <= 20_000
 
 
 @pytest.mark.parametrize(("depth", "below"), [(1, ()), (2, ("depth=1",)), (3, ("depth=2", "depth=1"))])
@@ -257,3 +285,17 @@ def test_limits_depend_on_the_order_of_the_calls_alone_and_a_rebuilt_episode_fin
     assert len(texts) == len(words)
     assert all(word in text for word, text in zip(words, texts, strict=True)), (words, texts)
     assert again == first and runs == list(range(1, len(runs) + 1))
+
+
+@pytest.mark.parametrize("method", ["hide_tool_result", "summary"])
+def test_agents_that_a_rewritten_context_shows_again_are_not_created_twice(method):
+    answers = iter(["!n x\n!n y\n!n y", "!calc 1+2", "!n z", "done"])
+
+    def say(text):
+        return "so far" if text.rpartition("<")[2].startswith("Your context is full") else next(answers)
+
+    tools, scaffold = ("calculator", "swarm form=compact"), f"chat context={method} tokens=60"
+    result = episode(compact_client(say), task(tools=tools, budget=Budget(steps=20), scaffold=scaffold))
+    made = [node for node in result.nodes if (node.message or {}).get("name") == "n"]
+    assert result.status == "finished" and len(made) > 4, "none is shown again"
+    assert swarm_record(result).created == 3

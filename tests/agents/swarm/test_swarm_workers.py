@@ -7,6 +7,7 @@ from k2jax.agents.task import Budget, Task
 from k2jax.agents.toolsets.functions import FunctionTools
 from k2jax.client import PromptTooLongError
 from k2jax.trajectory.encoding import encode
+from k2jax.trajectory.steps import AGENT, POLICY, ROLE
 from k2jax.trajectory.swarm import swarm_record
 from tests.agents.collect.engines import BYTES, collected
 from tests.agents.tool_episodes import compact_client
@@ -97,3 +98,5 @@ def test_a_sub_agent_that_hangs_and_one_that_is_told_too_much_are_one_message(tm
     messages = ["[failed] it took too long"] * SAMPLES + ["[failed] its prompt is too long"] * SAMPLES
     assert [shown(each) for each in stored] == [[".", message] for message in messages]
     assert {each.status for each in stored} == {"finished"} and clients[0].cancelled == SAMPLES
+    assert {(each.created, each.used, each.assigned) for each in map(swarm_record, stored)} == {(1, 1, 1)}
+    assert {each.spawned[0].metadata[key] for each in stored for key in (AGENT, ROLE)} == {"x", POLICY}

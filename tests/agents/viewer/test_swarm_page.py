@@ -27,7 +27,7 @@ EXPECTED = {  # name: begin, critical steps, own steps, whether on the critical 
     "checker": (22, 3, 3, True),
 }
 COUNTS = st.integers(-1, 3) | st.sampled_from([10**9, 10**30, True, 1.5, None, "1", [1]])
-NAMES = ("turn", "call", "agent", "role", "task", "status", "steps", "critical_steps", "total_steps", "tokens")
+NAMES = ("turn", "call", AGENT, "role", "task", "status", "steps", "critical_steps", "total_steps", "tokens")
 LINKS = st.dictionaries(
     st.sampled_from(["0", "1", "2", "7", "-1", "x", "٣", "9" * 30]),
     st.dictionaries(st.sampled_from(NAMES), COUNTS | st.text(max_size=3), max_size=8) | JSON,
