@@ -172,6 +172,7 @@ def test_the_window_of_a_browser_shows_every_part_of_a_long_document_and_what_is
         assert f"[part {place // 600 + 1} of {parts}]" in await window("find", text=words)
         assert "does not have" in await window("find", text=text[:60])
         assert "there is no query" in await window("search", queries=[])
+        assert "one call takes 32 at most" in await window("search", queries=["founder"] * 33)
 
     browsing(script, "kinds=long", "count=2", *LARGE[2:])
 

@@ -100,6 +100,11 @@ class PARL(Method):
                 f"config.rl.parl.hold_until {parl.hold_until} delays a decay that there is not; set rl.parl.decay, and "
                 "rl.parl.parallel or finish"
             )
+        if not parl.decay and (parl.hold or parl.shape != "linear"):
+            raise UserError(
+                f"config.rl.parl.hold {parl.hold} and shape {parl.shape} are of a decay that there is not; set "
+                "rl.parl.decay, or leave them at their defaults"
+            )
         if parl.joint != "off" and config.rl.distill.weight:
             raise UserError(
                 f"config.rl.parl.joint {parl.joint} and rl.distill.weight exclude each other: teachers are of classes "

@@ -12,6 +12,9 @@ from k2jax.agents.toolsets.types import ToolError
 from k2jax.errors import abbreviate
 from k2jax.tasks.search_world.toolset import WorldTools
 
+MOST_QUERIES = 32
+"""Queries of one call, which hold the event loop for a fraction of a millisecond each."""
+
 
 class Browser:
     """What an agent sees of a corpus.
@@ -35,6 +38,8 @@ class Browser:
         """
         if not queries:
             raise ToolError("there is no query")
+        if len(queries) > MOST_QUERIES:
+            raise ToolError(f"there are {len(queries):,} queries; one call takes {MOST_QUERIES} at most")
         return "\n\n".join(f"{query}:\n{self._found(query)}" for query in queries)
 
     def open(self, address: str) -> str:

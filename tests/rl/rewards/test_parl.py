@@ -359,6 +359,8 @@ def test_a_group_is_flat_where_neither_its_agents_nor_their_sub_agents_differ():
         ({"hold": 0.5, "decay": 0.6}, "hold 0.5 and decay 0.6 are more than the run together"),
         ({"hold_until": 2.0}, "hold_until 2.0 delays a decay that there is not"),
         ({"hold_until": 2.0, "parallel": 0.1, "decay": 0.0}, "hold_until 2.0 delays a decay that there is not"),
+        ({"parallel": 0.1, "decay": 0.0, "hold": 0.5}, "hold 0.5 and shape linear are of a decay that there is not"),
+        ({"parallel": 0.1, "decay": 0.0, "shape": "cosine"}, "shape cosine are of a decay that there is not"),
     ],
 )
 def test_settings_without_effect_are_one_line(changes, words):
