@@ -1,7 +1,7 @@
 """Wide questions in a few characters: the numbers that several keys lead to, each over one or two others.
 
-The kind ``wide4`` asks for four keys, as ``akzm=``; the answer names each with its number, ``a=57 k=12 z=30 m=98``. A
-key of the store holds a number or another key. Looked up one call after another a question takes two or three steps a
+The kind ``wide4`` asks for four keys, as ``akzm=``; the answer gives their numbers in order, ``57,12,30,98``. A key of
+the store holds a number or another key. Looked up one call after another a question takes two or three steps a
 key; sub-agents look all keys up at once (the wide search of Kimi K2.5, section 3, in small).
 """
 
@@ -87,18 +87,17 @@ def hops_of(store: dict[str, str], key: str) -> tuple[list[str], str]:
 
 def answer_of(answers: dict[str, str]) -> str:
     """The right answer to a question."""
-    return " ".join(f"{key}={value}" for key, value in answers.items())
+    return ",".join(answers.values())
 
 
 @judges_every_answer(lambda task: answer_of(task.metadata[ANSWERS]))
 def lookups(task: Task, answer: str) -> Reward:
-    """Share of the keys whose numbers are right, in [0, 1]; 0 where an answer states more or fewer than were asked for.
+    """Share of the keys whose numbers are right, in [0, 1]; 0 where an answer has more or fewer than were asked for.
 
     Returns:
         The share, with the parts ``item_f1``, which an answer of another length has too, and ``exact``.
     """
-    right, stated = task.metadata[ANSWERS], answer.split()
-    count = sum(f"{key}={value}" in stated for key, value in right.items())
+    right, stated = list(task.metadata[ANSWERS].values()), [each.strip() for each in answer.split(",")]
+    count = sum(said == value for said, value in zip(stated, right, strict=False))
     share = count / len(right) if len(stated) == len(right) else 0.0
-    parts = {"item_f1": 2 * count / (len(stated) + len(right)), "exact": float(stated == answer_of(right).split())}
-    return Reward(share, parts)
+    return Reward(share, {"item_f1": 2 * count / (len(stated) + len(right)), "exact": float(stated == right)})
