@@ -4,7 +4,6 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row, stack_rows
@@ -36,7 +35,7 @@ def one_step(
         gradients: compute the loss, its statistics and its gradients.
         counts: compute the loss and its statistics.
         validate: compute the held-out loss.
-        crowd: every token goes to the first experts.
+        crowd: every token goes to the first experts; all weights but the routers' biases are 0.
         replay: rows hold experts for some of their tokens.
         loss: (makes the loss, puts its targets into a row with a generator); by default that of pretraining.
         init: the state is made on the mesh, not put there from one device, whose program compiles faster.
@@ -52,10 +51,8 @@ def one_step(
     if replay:
         *rows, padding = [row.replace(experts=_experts(config, row)) for row in (*rows, padding)]
     batch = placement.put(stack_rows([rows[row] if row < len(rows) else padding for row in placement.rows]))
-    state = program.init() if init else _placed(program, overrides)
+    state = _crowded(program) if crowd else program.init() if init else _placed(program, overrides)
     found = {"real": (batch.exit > np.arange(batch.exit.shape[-1])).sum(-1)}
-    if crowd:
-        state.params["moe"] |= _crowded(state.params["moe"])
     if validate:
         sums, denominators = program.evaluate(state.params, batch)
         found |= {**_flat(sums._asdict(), "sums"), **_flat(denominators, "denominators")}
@@ -118,14 +115,12 @@ def _step(program, state, batch):
     return found | {"round_trip": np.array(all(jax.tree.leaves(same)))}
 
 
-def _crowded(layers):
-    bias = layers["router_bias"]
-    bias = jnp.broadcast_to(-jnp.arange(bias.shape[-1], dtype=jnp.float32), bias.shape)
-    put = lambda value, like: jax.device_put(value, like.sharding)  # noqa: E731
-    return {
-        "router": put(jnp.zeros_like(layers["router"]), layers["router"]),
-        "router_bias": put(bias, layers["router_bias"]),
-    }
+def _crowded(program):
+    state, _ = program.abstract()
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
+    bias = state.params["moe"]["router_bias"]
+    state.params["moe"]["router_bias"] = np.broadcast_to(-np.arange(bias.shape[-1], dtype=bias.dtype), bias.shape)
+    return jax.device_put(state, program.shardings)
 
 
 def _experts(config, row):
