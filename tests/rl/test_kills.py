@@ -11,7 +11,7 @@ import pytest
 
 from k2jax.checkpoint import committed_steps
 from k2jax.report.metrics import read_metrics
-from tests.rl import methods
+from tests.rl import methods, swarmed
 from tests.rl.runs import SECONDS, assert_equal_runs, run_to_the_end, start
 from tests.rl.tiny import CONFIG_FILE
 
@@ -77,13 +77,26 @@ def test_twenty_kills_leave_no_trace_on_a_run_with_every_method_and_responses_of
     survive(tmp_path, [*FLAGS, "--config.train.steps=8"])
 
 
-def survive(tmp_path, flags):
-    """Kills runs of a config file ``KILLS`` times, and compares each that comes to its end with one that was left."""
+def test_twenty_kills_leave_no_trace_on_an_orchestrator_with_sub_agents_at_work(tmp_path, monkeypatch):
+    """Metrics, weights, and trajectories with those of their sub-agents, which are another model from halfway on."""
+    swarmed.write_run(tmp_path, monkeypatch)
+    live = []
+    survive(tmp_path, [*FLAGS, "--config.train.steps=6"], lambda process: live.append(swarmed.live(tmp_path)))
+    print("sub-agents at work at each kill, or end:", live)
+    swarmed.assert_had_sub_agents(tmp_path / "expected")
+    swarmed.assert_a_token_of_a_sub_agent_makes_another_run(tmp_path / "expected", tmp_path / "other")
+
+
+def survive(tmp_path, flags, watch=lambda process: None):
+    """Kills runs of a config file ``KILLS`` times, and compares each that comes to its end with one that was left.
+
+    ``watch`` is called with a process before it is killed.
+    """
     run_to_the_end(tmp_path / "config.py", tmp_path / "expected", *flags)
     kills, run = [], 0
     while len(kills) < KILLS:
         moment = random.choice(list(MOMENTS))
-        if killed_in(moment, tmp_path / "config.py", tmp_path / f"run {run}", flags):
+        if killed_in(moment, tmp_path / "config.py", tmp_path / f"run {run}", flags, watch):
             kills.append((moment, max(committed_steps(tmp_path / f"run {run}"), default=0)))
         else:  # it has come to its end, and another one begins
             assert_equal_runs(tmp_path / f"run {run}", tmp_path / "expected")
