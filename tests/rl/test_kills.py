@@ -86,7 +86,7 @@ def test_twenty_kills_leave_no_trace_on_a_run_with_every_method_and_responses_of
 def test_twenty_kills_leave_no_trace_on_an_orchestrator_with_sub_agents_at_work(tmp_path, monkeypatch):
     """Metrics, weights, and trajectories with those of their sub-agents, which are another model from halfway on."""
     swarmed.write_run(tmp_path, monkeypatch)
-    live, moment = [], {"sub-agents": (lambda workdir: swarmed.live(tmp_path), 0.05)}
+    live, moment = [], {"sub-agents": (lambda workdir: swarmed.live(tmp_path) > 0, 0.02)}
     survive(tmp_path, [*FLAGS, "--config.train.steps=6"], lambda _: live.append(swarmed.live(tmp_path)), moment)
     print("sub-agents at work at each kill, or end:", live)
     assert any(live)
