@@ -71,7 +71,7 @@ class Orchestrating(ToolEnvironment):
 
     async def step(self, action):
         told, self._left = sum(action["content"].encode()), self._left - 1
-        await asyncio.sleep(0.02 * self._is_below)  # so that kills meet sub-agents
+        await asyncio.sleep(0.1 * self._is_below)  # so that kills meet sub-agents
         if not self._left or (self._is_below and told % 3 == 0):
             return await super().step({"role": "assistant", "content": ""})
         count = (told % 2 if self._is_below else 1 + told % 3) if self._has_agents else 0
