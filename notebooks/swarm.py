@@ -319,7 +319,11 @@ assert train(resolve(config), WORKDIR / "start") == 0
 #
 # The orchestrator begins with the start, and the role `helper`, which answers as its sub-agents, stays with it. The
 # budget is critical steps: work that is given away costs one sub-agent's steps, however many there are. Sub-agents of
-# five steps that have not ended by then do not count as finished.
+# five steps that have not ended by then do not count as finished. The weights stay, since six iterations are too few to
+# lower them.
+#
+# In one run an episode had 0.14 assignments in the first iteration and 1.5 in the sixth, and parallelism rose from 1.02
+# to 1.39. The share of right keys stayed at 0.1: this start copies no numbers.
 
 # %%
 from k2jax.config import role
@@ -364,9 +368,10 @@ figure, grid = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 steps = [record["step"] for record in metrics]
 for axes, names in zip(grid, (("created", "assigned", "finished"), ("total_steps", "critical_steps")), strict=True):
     for name in names:
-        axes.plot(steps, [record[f"swarm/{name}"] for record in metrics], marker="o", label=name.replace("_", " "))
-    axes.set(xlabel="iteration", ylabel="mean of an episode", xticks=steps)
-    axes.set_ylim(bottom=0)
+        line = "--" if name == "finished" else "-"  # mostly on top of assigned
+        axes.plot(steps, [record[f"swarm/{name}"] for record in metrics], f"o{line}", label=name.replace("_", " "))
+    highest = max(record[f"swarm/{names[0]}"] for record in metrics)
+    axes.set(xlabel="iteration", ylabel="mean of an episode", xticks=steps, ylim=(0, 1.15 * highest + 0.1))
     axes.legend(frameon=False)
 plt.show()
 
