@@ -24,7 +24,7 @@ def get_config():
     }
     config.data.chat_format = "compact"
     config.data.sequence_length = 320
-    config.train.steps = 640
+    config.train.steps = 960
     config.train.patience = 0
     config.eval.sample_tokens = 0
     return config
