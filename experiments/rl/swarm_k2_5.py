@@ -3,7 +3,7 @@ r"""Kimi K2.5: an orchestrator of 1.04T parameters learns to use frozen sub-agen
 Reproduces: PARL (Kimi K2.5, section 3) on wide questions over a world of documents: the orchestrator is trained, its
 sub-agents are its start with an engine of their own, critical steps are the budget, and the rewards of parallel and
 finished work are annealed to 0. Rows have 32,768 tokens, laid out as in experiments/pretrain/k2_1t_32k.py. In a rollout
-both engines lie on all chips, the experts of each over 256 of them, and take turns; there are three sub-agents for each
+both engines lie on all chips, the experts of each over 128 of them, and take turns; there are two sub-agents for each
 orchestrator. The decoder alone is trained, since the tasks show no images. The report gives no coefficients, budgets of
 tokens or ratio of engines: those are choices.
 Expected: nothing was trained with it. The first command compiles the training step, the weight sync and both engines;
@@ -33,9 +33,9 @@ def get_config():
     config.train.update({"batch_size": 2048, "micro_batches": 128, "remat": "full", "gradient_dtype": "bfloat16"})
     config.parallel.context = 4
     rl = config.rl
-    rl.roles.helper = role(checkpoint=config.init_from, max_tokens=2048, slots=6144)
-    rl.rollout.update({"prompts": 256, "slots": 2048, "max_length": TOKENS})
-    rl.rollout.update({"data": 4, "expert": 256})
+    rl.roles.helper = role(checkpoint=config.init_from, max_tokens=2048, slots=2048)
+    rl.rollout.update({"prompts": 256, "slots": 1024, "max_length": TOKENS})
+    rl.rollout.update({"data": 8, "expert": 128})
     rl.tasks = {
         "wide": task(
             dataset="search_world",
