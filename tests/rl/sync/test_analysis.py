@@ -68,6 +68,18 @@ def test_the_switch_of_a_small_model():
 
 
 @pytest.mark.slow
+def test_experts_that_go_to_more_devices_than_share_them_in_training_are_never_gathered():
+    """Without stages on the way XLA gathers all layers of a bucket on every device."""
+    spread = {"parallel.data": 1, "parallel.context": 2, "rl.rollout.data": 1, "rl.rollout.expert": 8}
+    report = compile_switch(small(**spread), TOPOLOGY)
+    specs = dict(named_specs(model_specs(small().model)))
+    for bucket in report.buckets:
+        for name in {"moe/experts/w13", "moe/experts/w2"}.intersection(bucket.weights):
+            assert bucket.temporaries < 2 * layer_size(specs[name]) * 2 / 2  # half of both layers in bfloat16
+            assert bucket.bucket < 1.1 * 2 * layer_size(specs[name]) * 2 / 8
+
+
+@pytest.mark.slow
 def test_every_phase_of_an_iteration_compiles():
     roles = {"rl.roles": {"helper": role(checkpoint="runs/elsewhere", slots=64)}}
     report = compile_phases(small(**roles), TOPOLOGY)
