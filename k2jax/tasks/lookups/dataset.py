@@ -1,7 +1,7 @@
 """Wide questions in a few characters: the numbers that several keys lead to, each over one or two others.
 
-The kind ``wide4`` asks for four keys, as ``akzm=``; the answer gives their numbers in order, ``57,12,30,98``. A key of
-the store holds a number or another key. Looked up one call after another a question takes two or three steps a
+The kind ``wide4`` asks for four keys, as ``akzm=``; the answer names each with its number, ``a=57 k=12 z=30 m=98``. A
+key of the store holds a number or another key. Looked up one call after another a question takes two or three steps a
 key; sub-agents look all keys up at once (the wide search of Kimi K2.5, section 3, in small).
 """
 
@@ -85,14 +85,14 @@ def hops_of(store: dict[str, str], key: str) -> tuple[list[str], str]:
     return keys, store[keys[-1]]
 
 
-def numbers_of(task: Task) -> list[str]:
-    """The number of each key of a question, in order."""
-    return [hops_of(task.metadata[STORE], key)[1] for key in task.metadata[KEYS]]
+def pair_of(store: dict[str, str], key: str) -> str:
+    """A key and its number, as an answer has them."""
+    return f"{key}={hops_of(store, key)[1]}"
 
 
 def answer_of(task: Task) -> str:
     """The right answer to a question."""
-    return ",".join(numbers_of(task))
+    return " ".join(pair_of(task.metadata[STORE], key) for key in task.metadata[KEYS])
 
 
 @judges_every_answer(answer_of)
@@ -102,7 +102,7 @@ def lookups(task: Task, answer: str) -> Reward:
     Returns:
         The share, with the parts ``item_f1``, which an answer of another length has too, and ``exact``.
     """
-    right, stated = numbers_of(task), [each.strip() for each in answer.split(",")]
-    count = sum(said == value for said, value in zip(stated, right, strict=False))
+    right, stated = answer_of(task).split(), answer.split()
+    count = len(set(right).intersection(stated))
     share = count / len(right) if len(stated) == len(right) else 0.0
     return Reward(share, {"item_f1": 2 * count / (len(stated) + len(right)), "exact": float(stated == right)})

@@ -11,7 +11,7 @@ from k2jax.agents.scaffolds.scripted import called, called_all, play_actions, sa
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.store import STORE
 from k2jax.tasks.generated import check_share
-from k2jax.tasks.lookups.dataset import KEYS, answer_of, hops_of
+from k2jax.tasks.lookups.dataset import KEYS, answer_of, hops_of, pair_of
 
 CREATE, ASSIGN = "n", "a"
 """The compact tools of the toolset ``swarm``."""
@@ -65,7 +65,7 @@ def _with_agents(task: Task, keys: Sequence[str], idle: int) -> Messages:
         if keys:
             key = keys[number - 1]
             calls.append((ASSIGN, {"agent": str(number), "prompt": f"{key}="}))
-            results.append((ASSIGN, hops_of(task.metadata[STORE], key)[1]))
+            results.append((ASSIGN, pair_of(task.metadata[STORE], key)))
     return [called_all(calls), *(_result(*result, number) for number, result in enumerate(results))]
 
 
