@@ -57,11 +57,11 @@ CONTEXT_TOKENS = 120
 
 def get_config():
     """The model, the data and the tasks that all runs share."""
-    config = micro_config("sft", 640)
+    config = micro_config("sft", 1280)
     config.data.sources = {"wide": source(kind="chat", weight=3.0), "single": source(kind="chat")}
     config.data.chat_format = "compact"
-    config.data.sequence_length = 320
-    config.eval.every = 160
+    config.data.sequence_length = 352
+    config.eval.every = 320
     config.rl = config_beside(str(Path(__file__).parent.parent / "rl" / "swarm.py"), "swarm_nano.py").rl
     config.rl.tasks.lookups.options = (f"kinds={KINDS}", "count=20000")
     config.rl.eval_prompts = 0

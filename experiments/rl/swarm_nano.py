@@ -27,7 +27,7 @@ def get_config():
     config = config_beside(__file__, "nano.py")
     config.init_from = "runs/sft-swarm-nano"
     config.data.chat_format = "compact"
-    config.data.sequence_length = 320
+    config.data.sequence_length = 352
     config.rl.roles.helper = role(checkpoint=config.init_from, max_tokens=24, temperature=0.0, slots=128)
     config.rl.tasks = {
         "lookups": task(
@@ -39,7 +39,7 @@ def get_config():
             tools=("store", f"{SWARM} role=helper"),
         )
     }
-    config.rl.rollout.update({"prompts": 16, "max_length": 320})
+    config.rl.rollout.update({"prompts": 16, "max_length": 352})
     config.rl.updates = 2
     config.rl.parl.update({"parallel": 0.3, "finish": 0.3, "agents": 4, "decay": 0.6})
     config.rl.eval_prompts = 64

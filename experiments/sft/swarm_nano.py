@@ -23,8 +23,8 @@ def get_config():
         "single": source(kind="chat", path="runs/single-lookups.jsonl"),
     }
     config.data.chat_format = "compact"
-    config.data.sequence_length = 320
-    config.train.steps = 640
+    config.data.sequence_length = 352
+    config.train.steps = 1280
     config.train.patience = 0
     config.eval.sample_tokens = 0
     return config

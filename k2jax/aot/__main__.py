@@ -16,7 +16,8 @@ recomputation with FP8 and offloading) and compiles the best; it names those tha
 none fits. --mode=prefill and --mode=decode compile the inference engine's programs for the config's model instead,
 with experts over config.parallel.expert devices and as many sequences of --context tokens as fit. --mode=sync compiles
 what an iteration of reinforcement learning runs on one slice: the training step, the programs that bring its weights
-to the engine of config.rl.rollout, prefill and decode; it prints HBM in each phase, and bytes and time of the switch.
+to the engine of config.rl.rollout, prefill and decode, also of the engines of config.rl.roles, with the policy's
+architecture; it prints HBM in each phase, and bytes and time of the switch.
 With "kernels", it compiles every kernel at the shapes of Kimi K2; there the roofline is the least time that one device
 could need. All times are arithmetic: nothing is run.
 """
@@ -78,7 +79,7 @@ def phases(values: flags.FlagValues) -> int:
     except compiling.DoesNotFit as error:
         return _does_not_fit(f"a program needs {error.needs}; --mode=train, prefill and decode say which")
     print(json.dumps(phases_json(report), indent=2) if values.json else phases_table(report))
-    large = [f"{name} needs {part.hbm.needs}" for name, part in report._asdict().items() if not part.hbm.fits]
+    large = [f"{phase} needs {hbm.needs}" for phase, hbm in report.memory().items() if not hbm.fits]
     return _does_not_fit("; ".join(large)) if large else 0
 
 

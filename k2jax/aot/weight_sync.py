@@ -2,8 +2,8 @@
 
 The programs of the weight sync are compiled once for each kind of bucket, and counted as often as they run. After a
 training step the engine's weights are made beside the training state, bucket by bucket; then master weights and
-optimizer state go to the hosts' memory for the rollout. Before the next step the engine gives its memory back
-(``Engine.release``), and the state returns.
+optimizer state go to the hosts' memory for the rollout, and the weights of frozen roles come from there. Before the
+next step the engines give their memory back (``Engine.release``), roles' weights go to the hosts, and the state comes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from k2jax.agents.roles import POLICY
 from k2jax.aot import compiling
 from k2jax.aot.cost.hbm import Hbm, shard_bytes
 from k2jax.aot.cost.network import Network
@@ -23,7 +24,7 @@ from k2jax.aot.cost.roofline import LINK
 from k2jax.aot.hlo.collective_ops import collectives
 from k2jax.aot.hlo.module import HloModule
 from k2jax.aot.program import compile_for_tpu
-from k2jax.aot.serving import ServingReport
+from k2jax.aot.serving import MODES, ServingReport
 from k2jax.aot.topology import chip_of, devices
 from k2jax.aot.training import TrainingReport
 from k2jax.batch import pack_row
@@ -66,18 +67,42 @@ class BucketReport:
     kinds: dict[str, int]
 
 
+class EngineReport(NamedTuple):
+    """The programs of an engine; their HBM includes the weights and caches of the other engines of a rollout."""
+
+    prefill: ServingReport
+    decode: ServingReport
+
+
 class PhasesReport(NamedTuple):
-    """One iteration of reinforcement learning: the programs of each phase, and the switch between them."""
+    """One iteration of reinforcement learning: the programs of each phase, and the switch between them.
+
+    Attributes:
+        training: the step.
+        switch: from training to the rollout.
+        engines: by the role that they answer as, the policy's first.
+    """
 
     training: TrainingReport
     switch: SwitchReport
-    prefill: ServingReport
-    decode: ServingReport
+    engines: dict[str, EngineReport]
+
+    def memory(self) -> dict[str, Hbm]:
+        """HBM of a device in every phase, by what is done in it."""
+        phases = {
+            "training step, the engines' memory given back": self.training.hbm,
+            "switch, training state on the devices": self.switch.hbm,
+        }
+        for role, programs in self.engines.items():
+            engine = "" if role == POLICY else f"{role}'s "
+            for mode, report in programs._asdict().items():
+                phases[f"rollout: {engine}{mode}, training state on the host"] = report.hbm
+        return phases
 
     @property
     def fits(self) -> bool:
         """Whether a device has the memory for every phase."""
-        return all(phase.hbm.fits for phase in self)
+        return all(hbm.fits for hbm in self.memory().values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,8 +114,10 @@ class SwitchReport:
         training, engine: axes and sizes of the two meshes.
         pushed: bytes of all weights in the engine's dtypes, each counted once.
         state: bytes that rest on the host in a rollout: master weights and optimizer state.
+        frozen: bytes that rest on the host in training: weights of roles.
         hbm: in the switch, by what it holds.
-        host_seconds: of the state's way to the host; the way back takes as long.
+        host_seconds: of the state's way to the host and that of roles' weights from it, one after the other; the way
+            back takes as long.
         buckets: the programs, the longest first.
         compile_seconds: on this machine.
     """
@@ -100,6 +127,7 @@ class SwitchReport:
     engine: dict[str, int]
     pushed: int
     state: int
+    frozen: int
     hbm: Hbm
     host_seconds: float
     buckets: list[BucketReport]
@@ -119,6 +147,8 @@ class SwitchReport:
 def compile_phases(config: Config, topology: str) -> PhasesReport:
     """Compiles the training step, the weight sync, prefill and decode of a config, which all share one slice.
 
+    A role is compiled with the policy's architecture: its checkpoint need not be on this machine.
+
     Args:
         config: of stage ``rl``, as ``compiling.for_tpu`` returns it.
         topology: the slice.
@@ -136,10 +166,30 @@ def compile_phases(config: Config, topology: str) -> PhasesReport:
     routes = empty_row(length, replayed_routes(config)).experts
     row = pack_row([], length).replace(targets=empty_targets(length, TURNS, TURNS), experts=routes)
     training = compiling.compile_training(config, topology, make_policy_loss(config.rl.loss), row)
-    parallel = dataclasses.replace(config.parallel, expert=rollout.expert)
-    engine, sizes = dataclasses.replace(config, parallel=parallel), (rollout.max_length, rollout.slots)
-    prefill, decode = (compiling.compile_inference(engine, mode, topology, *sizes) for mode in ("prefill", "decode"))
-    return PhasesReport(training, switch, prefill, decode)
+    engine = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, expert=rollout.expert))
+    slots = {POLICY: rollout.slots, **{name: role.slots for name, role in sorted(config.rl.roles.items())}}
+    programs = {
+        count: EngineReport(
+            *(compiling.compile_inference(engine, mode, topology, rollout.max_length, count) for mode in MODES)
+        )
+        for count in set(slots.values())
+    }
+    return PhasesReport(training, switch, _together({name: programs[count] for name, count in slots.items()}))
+
+
+def _together(engines: dict[str, EngineReport]) -> dict[str, EngineReport]:
+    """The same engines, each beside the weights and the caches of the others."""
+    kept = {
+        f"{role}'s {part}": programs.decode.hbm.parts[part]
+        for role, programs in engines.items()
+        for part in ("weights", "cache")
+    }
+
+    def beside(report: ServingReport, role: str) -> ServingReport:
+        others = {name: size for name, size in kept.items() if not name.startswith(f"{role}'s ")}
+        return dataclasses.replace(report, hbm=report.hbm._replace(parts=report.hbm.parts | others))
+
+    return {role: EngineReport(*(beside(each, role) for each in programs)) for role, programs in engines.items()}
 
 
 def compile_switch(config: Config, topology: str) -> SwitchReport:
@@ -169,6 +219,7 @@ def compile_switch(config: Config, topology: str) -> SwitchReport:
     specs = dict(named_specs(model_specs(config.model)))
     engine_bytes = sum(shard_bytes(targets[name]) * _layers(spec) for name, spec in specs.items())
     largest = max(buckets, key=lambda bucket: bucket.bucket + bucket.temporaries)
+    on_host = shard_bytes((state.params, state.opt_state)) + engine_bytes * len(config.rl.roles)
     parts = {
         "master weights": shard_bytes(state.params),
         "optimizer state": shard_bytes(state.opt_state),
@@ -182,8 +233,9 @@ def compile_switch(config: Config, topology: str) -> SwitchReport:
         engine=dict(mesh.shape),
         pushed=sum(spec.size * targets[name].dtype.itemsize for name, spec in specs.items()),
         state=shard_bytes((state.params, state.opt_state)),
+        frozen=engine_bytes * len(config.rl.roles),
         hbm=Hbm(parts, chip.hbm_bytes / chip.devices),
-        host_seconds=shard_bytes((state.params, state.opt_state)) * chip.devices / chip.host_bandwidth,
+        host_seconds=on_host * chip.devices / chip.host_bandwidth,
         buckets=sorted(buckets, key=lambda bucket: -bucket.runs * bucket.seconds),
         compile_seconds=time.perf_counter() - began,
     )

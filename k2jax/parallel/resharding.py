@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import optax
 
 from k2jax.parallel.layout import Layout, entries
@@ -37,6 +37,55 @@ def to_logical(layout: Layout, params: Any) -> Any:
 def from_logical(layout: Layout, params: Any) -> Any:
     """Converts ``[layers, ...]`` to the stored form; a no-op without stages. Call it under ``jit``."""
     return _convert(layout, params, _scatter_layers)
+
+
+def waypoints(source: NamedSharding, target: NamedSharding) -> list[NamedSharding]:
+    """Shardings on the way from one mesh to another with the same order of devices, where there is need of any.
+
+    Where the target cuts a dimension among more devices than the source does, XLA would gather the whole array on every
+    device. From one of these to the next, and from the last to the target, it finds an all-to-all that cuts that
+    dimension further, a permutation of its parts, and a gathering of the other dimensions.
+
+    Args:
+        source: of an array.
+        target: cuts one dimension, along the last axis of its mesh.
+    """
+    cut = next((at for at, axes in enumerate(target.spec) if axes is not None), None)
+    split = cut is not None and _trailing(source.mesh, target.mesh.devices.shape[-1])
+    if not split:
+        return []
+    mesh, inner, parts = split
+    spec = [(axes,) if isinstance(axes, str) else axes or () for axes in source.spec]
+    placed = [[part for axis in axes for part in parts.get(axis, [axis])] for axes in spec]
+    missing = [axis for axis in inner if axis not in placed[cut]]
+    if not missing or not set(placed[cut]) <= set(inner):
+        return []
+    moved = [[axis for axis in axes if axis not in missing] for axes in placed]
+    moved[cut] += missing
+    ordered = [inner if at == cut else axes for at, axes in enumerate(moved)]
+    steps = (PartitionSpec(*(tuple(axes) or None for axes in step)) for step in (placed, moved, ordered))
+    return [NamedSharding(mesh, step) for step in steps]
+
+
+def _trailing(mesh: Mesh, count: int) -> tuple[Mesh, list[str], dict[str, list[str]]] | None:
+    """The mesh with an axis split so that its last axes are ``count`` devices; these, and the parts of the split axis.
+
+    None where no split of an axis does that.
+    """
+    inner: list[str] = []
+    for at, (name, size) in reversed(list(enumerate(mesh.shape.items()))):
+        if count == 1:
+            break
+        if count % size and size % count:
+            return None
+        if count < size:
+            outer, shape = f"{name} outer", list(mesh.devices.shape)
+            shape[at : at + 1] = [size // count, count]
+            names = [*mesh.axis_names[:at], outer, name, *mesh.axis_names[at + 1 :]]
+            grid = Mesh(mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+            return grid, [name, *inner], {name: [outer, name]}
+        inner, count = [name, *inner], count // size
+    return mesh, inner, {}
 
 
 def map_state(

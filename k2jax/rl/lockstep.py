@@ -161,8 +161,8 @@ class LockstepSampler:
         seconds, used = time.perf_counter() - began, engine_record(before, self._engine.stats())
         if self._config.rl.rollout.offload_state:
             self._engine.release()
-            for client in list(self._clients.values())[1:]:
-                client.engine.release(weights=False)
+            for engine in self._frozen():
+                engine.release(weights=False)
         self._record = iteration_record(self._config, groups, self._prompts.sampled_tokens, seconds) | used
         self._record["stale_tokens"] = stale_share(groups, step - 1)
         if len(self._clients) > 1:  # they take turns
@@ -173,7 +173,7 @@ class LockstepSampler:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """See ``Sampler``."""
-        with offloaded(self._run):
+        with offloaded(self._run, self._frozen()):
             return self._event_loop.run(coroutine)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -202,6 +202,10 @@ class LockstepSampler:
     def restore(self, extra: Mapping[str, Any]) -> None:
         """See ``Sampler``."""
         self._prompts.restore(extra)
+
+    def _frozen(self) -> list[Engine]:
+        """Engines of the roles beside the policy's, which is the first."""
+        return [client.engine for client in list(self._clients.values())[1:]]
 
     def _busy_seconds(self) -> dict[str, float]:
         return {role: client.busy_seconds for role, client in self._clients.items()}

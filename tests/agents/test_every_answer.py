@@ -32,7 +32,7 @@ TASKS = {
     ),
     "item_f1": task("item_f1", table=[["a", "1"], ["b", "2"]]),
     "known_verdict": task("known_verdict", format="chat", verdict="first", lengths=[1, 1]),
-    "lookups": task("lookups", answers={"a": "1", "b": "2"}),
+    "lookups": task("lookups", keys=["b", "a"], store={"a": "1", "b": "c", "c": "2"}),
     "visual_boxes": task("visual_boxes", truth=BOX),
     "visual_click": task("visual_click", truth=BOX),
     "visual_count": task("visual_count", truth=3),

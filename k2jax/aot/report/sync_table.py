@@ -16,16 +16,11 @@ def phases_table(report: PhasesReport) -> str:
     """Memory of a device in every phase, and the time of the switch."""
     switch = report.switch
     training, engine = mesh_text(switch.training), mesh_text(switch.engine)
-    phases = [
-        ("training step, the engine's memory given back", report.training.hbm),
-        ("switch, training state on the devices", switch.hbm),
-        ("rollout: prefill, training state on the host", report.prefill.hbm),
-        ("rollout: decode, training state on the host", report.decode.hbm),
-    ]
     lines = [
-        f"{switch.topology}: training on {training}, engine on {engine} with {report.decode.slots:,} sequences of "
-        f"{report.decode.context:,} tokens; weight sync compiled in {duration(switch.compile_seconds)}",
-        *(f"HBM of a device: {name}\n{hbm_table(hbm)}" for name, hbm in phases),
+        f"{switch.topology}: training on {training}, engines on {engine}; weight sync compiled in "
+        f"{duration(switch.compile_seconds)}",
+        *(f"HBM of a device: {name}\n{hbm_table(hbm)}" for name, hbm in report.memory().items()),
+        f"Engines, which take turns; tokens a second are those of an engine that works alone\n{_engine_table(report)}",
         f"Programs of the weight sync, on a device, collectives at {LINK:.0%} of their links\n{_bucket_table(switch)}",
         f"The switch, an estimate: nothing was run\n{_switch_table(switch)}",
     ]
@@ -36,6 +31,19 @@ def phases_json(report: PhasesReport) -> dict[str, Any]:
     """All figures, for ``json.dumps``."""
     switch = report.switch
     return {**as_json(report), "push_seconds": switch.push_seconds, "switch_seconds": switch.seconds}
+
+
+def _engine_table(report: PhasesReport) -> str:
+    columns = {
+        "role": lambda item: item[0],
+        "sequences": lambda item: f"{item[1].decode.slots:,}",
+        "of tokens": lambda item: f"{item[1].decode.context:,}",
+        "weights GB": lambda item: item[1].decode.hbm.parts["weights"] / 1e9,
+        "cache GB": lambda item: item[1].decode.hbm.parts["cache"] / 1e9,
+        "decode tokens/s": lambda item: item[1].decode.tokens / item[1].decode.roofline.seconds,
+        "prefill tokens/s": lambda item: item[1].prefill.tokens / item[1].prefill.roofline.seconds,
+    }
+    return column_table(columns, report.engines.items())
 
 
 def _bucket_table(switch: SwitchReport) -> str:
@@ -60,9 +68,10 @@ def _switch_table(switch: SwitchReport) -> str:
     rows = [
         ("weights, each counted once", f"{significant(switch.pushed / 1e9)} GB", ""),
         ("arrays of collectives, a device", f"{significant(wire / 1e9)} GB", f"{significant(switch.push_seconds)} s"),
-        ("training state to the host, a device", f"{significant(switch.state / 1e9)} GB",
-         f"{significant(switch.host_seconds)} s"),
+        ("training state to the host, a device", f"{significant(switch.state / 1e9)} GB", ""),
+        ("roles' weights from the host, a device", f"{significant(switch.frozen / 1e9)} GB", ""),
+        ("both ways, one after the other", "", f"{significant(switch.host_seconds)} s"),
         ("from training to the rollout", "", f"{significant(switch.seconds)} s"),
-        ("from the rollout to training: the state's way back", "", f"{significant(switch.host_seconds)} s"),
+        ("from the rollout to training: the way back", "", f"{significant(switch.host_seconds)} s"),
     ]  # fmt: skip
     return text_table(("", "bytes", "time"), rows)

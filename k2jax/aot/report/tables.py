@@ -211,4 +211,6 @@ def as_json(value: Any) -> Any:
         return {key: as_json(item) for key, item in values.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
     return value

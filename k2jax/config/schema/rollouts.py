@@ -105,7 +105,7 @@ class RolloutConfig:
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
     sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
-    offload_state: bool = False  #: training state rests in host memory meanwhile, and the engine's while training
+    offload_state: bool = False  #: rests the training state in host memory meanwhile, roles' weights while training
     publish: bool = False  #: keep the current weights in shared memory too, for python -m k2jax.serve --published
 
 

@@ -1,14 +1,18 @@
-"""The training state rests in the host's memory while the engine generates: its HBM goes to the engine's cache."""
+"""The training state rests in the host's memory while engines generate: its HBM goes to their caches.
+
+The weights of frozen roles rest there while the policy trains.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Sharding
 
+from k2jax.inference.engine import Engine
 from k2jax.train.run import Run
 
 PINNED = "pinned_host"
@@ -21,15 +25,24 @@ def has_host_memory(platform: str) -> bool:
 
 
 @contextlib.contextmanager
-def offloaded(run: Run) -> Iterator[None]:
-    """Keeps a run's state in the host's memory for a ``with`` block, where ``rl.rollout.offload_state`` is set."""
+def offloaded(run: Run, frozen: Sequence[Engine] = ()) -> Iterator[None]:
+    """Keeps a run's state in the host's memory for a ``with`` block, where ``rl.rollout.offload_state`` is set.
+
+    Args:
+        run: whose state.
+        frozen: engines whose weights are on the devices in the block, and in the host's memory after it.
+    """
     if not run.config.rl.rollout.offload_state:
         yield
         return
     run.state = to_host(run.state)
+    for engine in frozen:
+        engine.move_weights(to_devices)
     try:
         yield
     finally:
+        for engine in frozen:
+            engine.move_weights(to_host)
         run.state = to_devices(run.state)
 
 

@@ -30,7 +30,7 @@ from k2jax.inference.mesh import AXES, make_engine_mesh
 from k2jax.inference.weights import Name, named_leaves
 from k2jax.model import cast_params
 from k2jax.parallel.layout import Layout
-from k2jax.parallel.resharding import logical_partition
+from k2jax.parallel.resharding import logical_partition, waypoints
 from k2jax.params import ParamSpec, abstract, named_specs
 from k2jax.train.program import Program
 from k2jax.train.state import compute_dtype
@@ -279,8 +279,9 @@ def bucket_program(kind: BucketKind) -> Any:
         if kind.layer_axes > 1:  # an all-to-all over the stages, which the compiler would not find alone
             layers = _constrained(layers, kind.logical)
         if direct and isinstance(kind.target, NamedSharding):
-            spec = PartitionSpec(None, *kind.target.spec)
-            layers = _constrained(layers, NamedSharding(kind.target.mesh, spec))
+            target = NamedSharding(kind.target.mesh, PartitionSpec(None, *kind.target.spec))
+            for sharding in (*waypoints(kind.logical, target), target):
+                layers = _constrained(layers, sharding)
         # Taken out of a stack, no array is the trainer's own, which it donates, even where nothing is to be changed.
         return list(layers), sums
 

@@ -101,8 +101,8 @@ class WorkerSampler:
         seconds, after = time.perf_counter() - began, self._client.stats()
         if self._config.rl.rollout.offload_state:
             self._engine.release()
-            for client in list(self._clients.values())[1:]:
-                client.engine.release(weights=False)
+            for engine in self._frozen():
+                engine.release(weights=False)
         sampled = after.tokens_generated - before.tokens_generated
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
@@ -154,7 +154,11 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with offloaded(self._run), contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
+        with (
+            offloaded(self._run, self._frozen()),
+            contextlib.ExitStack() as phases,
+            contextlib.ExitStack() as generating,
+        ):
             generating.enter_context(self._pauses.generation())
             for client in self._clients.values():
                 generating.enter_context(client.generating())
@@ -162,6 +166,10 @@ class WorkerSampler:
                 result = self._event_loop.run(coroutine)
             phases.enter_context(self._trace.phase("hold"))
         return result
+
+    def _frozen(self) -> list[Engine]:
+        """Engines of the roles beside the policy's, which is the first."""
+        return [client.engine for client in list(self._clients.values())[1:]]
 
     def _busy_seconds(self) -> dict[str, float]:
         return {role: client.busy_seconds for role, client in self._clients.items()}

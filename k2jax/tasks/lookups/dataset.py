@@ -1,7 +1,7 @@
 """Wide questions in a few characters: the numbers that several keys lead to, each over one or two others.
 
-The kind ``wide4`` asks for four keys, as ``akzm=``; the answer gives their numbers in order, ``57,12,30,98``. A key of
-the store holds a number or another key. Looked up one call after another a question takes two or three steps a
+The kind ``wide4`` asks for four keys, as ``akzm=``; the answer names each with its number, ``a=57 k=12 z=30 m=98``. A
+key of the store holds a number or another key. Looked up one call after another a question takes two or three steps a
 key; sub-agents look all keys up at once (the wide search of Kimi K2.5, section 3, in small).
 """
 
@@ -20,12 +20,12 @@ from k2jax.trajectory import Reward
 DIRECT, ONE_HOP, TWO_HOPS = 10, 8, 8
 """Keys of a store that hold a number, that lead to one of those, and that lead there over another one."""
 WIDEST = ONE_HOP + TWO_HOPS
-ANSWERS = "answers"
-"""Key of a task's metadata: the number of each key that is asked for, in order."""
+KEYS = "keys"
+"""Key of a task's metadata: the keys that are asked for, in order."""
 
 
 class LookupTasks(GeneratedTasks):
-    """Distinct questions; metadata hold the store and the answers."""
+    """Distinct questions; metadata hold the keys and the store."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LookupTasks(GeneratedTasks):
             verifier="lookups",
             environment="tools",
             tools=("store",),
-            metadata={STORE: store, ANSWERS: {key: hops_of(store, key)[1] for key in keys}},
+            metadata={STORE: store, KEYS: keys},
         )
 
 
@@ -85,19 +85,24 @@ def hops_of(store: dict[str, str], key: str) -> tuple[list[str], str]:
     return keys, store[keys[-1]]
 
 
-def answer_of(answers: dict[str, str]) -> str:
+def pair_of(store: dict[str, str], key: str) -> str:
+    """A key and its number, as an answer has them."""
+    return f"{key}={hops_of(store, key)[1]}"
+
+
+def answer_of(task: Task) -> str:
     """The right answer to a question."""
-    return ",".join(answers.values())
+    return " ".join(pair_of(task.metadata[STORE], key) for key in task.metadata[KEYS])
 
 
-@judges_every_answer(lambda task: answer_of(task.metadata[ANSWERS]))
+@judges_every_answer(answer_of)
 def lookups(task: Task, answer: str) -> Reward:
     """Share of the keys whose numbers are right, in [0, 1]; 0 where an answer has more or fewer than were asked for.
 
     Returns:
         The share, with the parts ``item_f1``, which an answer of another length has too, and ``exact``.
     """
-    right, stated = list(task.metadata[ANSWERS].values()), [each.strip() for each in answer.split(",")]
-    count = sum(said == value for said, value in zip(stated, right, strict=False))
+    right, stated = answer_of(task).split(), answer.split()
+    count = len(set(right).intersection(stated))
     share = count / len(right) if len(stated) == len(right) else 0.0
     return Reward(share, {"item_f1": 2 * count / (len(stated) + len(right)), "exact": float(stated == right)})

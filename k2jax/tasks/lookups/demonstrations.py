@@ -11,7 +11,7 @@ from k2jax.agents.scaffolds.scripted import called, called_all, play_actions, sa
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.store import STORE
 from k2jax.tasks.generated import check_share
-from k2jax.tasks.lookups.dataset import ANSWERS, answer_of, hops_of
+from k2jax.tasks.lookups.dataset import KEYS, answer_of, hops_of, pair_of
 
 CREATE, ASSIGN = "n", "a"
 """The compact tools of the toolset ``swarm``."""
@@ -47,13 +47,13 @@ def lookup_demonstrations(
     rng = random.Random(seed)
     for task in tasks:
         (style,) = rng.choices(["serial", *shares], [1 - sum(shares.values()), *shares.values()])
-        keys = list(task.metadata[ANSWERS])
+        keys = list(task.metadata[KEYS])
         by_agents = {"parallel": len(keys), "partial": rng.randint(1, max(1, len(keys) - 1))}.get(style, 0)
         messages = [*task.instruction]
         if len(keys) > 1 and style != "serial":
             messages += _with_agents(task, keys[:by_agents], rng.randint(1, len(keys)))
             keys = keys[by_agents:]
-        yield {"messages": [*messages, *one_by_one(task, keys), said(answer_of(task.metadata[ANSWERS]))]}
+        yield {"messages": [*messages, *one_by_one(task, keys), said(answer_of(task))]}
 
 
 def _with_agents(task: Task, keys: Sequence[str], idle: int) -> Messages:
@@ -65,7 +65,7 @@ def _with_agents(task: Task, keys: Sequence[str], idle: int) -> Messages:
         if keys:
             key = keys[number - 1]
             calls.append((ASSIGN, {"agent": str(number), "prompt": f"{key}="}))
-            results.append((ASSIGN, answer_of({key: task.metadata[ANSWERS][key]})))
+            results.append((ASSIGN, pair_of(task.metadata[STORE], key)))
     return [called_all(calls), *(_result(*result, number) for number, result in enumerate(results))]
 
 
@@ -84,8 +84,8 @@ def _result(name: str, content: str, call: int = 0) -> Mapping[str, Any]:
 
 def serial(task: Task, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The oracle: one key after another."""
-    steps = [each for each in one_by_one(task, task.metadata[ANSWERS]) if each["role"] == "assistant"]
-    return play_actions([*steps, said(answer_of(task.metadata[ANSWERS]))], messages)
+    steps = [each for each in one_by_one(task, task.metadata[KEYS]) if each["role"] == "assistant"]
+    return play_actions([*steps, said(answer_of(task))], messages)
 
 
 def styles_of(records: Iterable[Mapping[str, Any]]) -> Counter[str]:

@@ -1,5 +1,6 @@
 """The switch of a small model, compiled for an absent TPU: bytes worked out by hand, and a verdict on every phase."""
 
+import json
 import math
 
 import pytest
@@ -11,7 +12,7 @@ topology.prepare()
 from k2jax.aot.compiling import for_tpu  # noqa: E402
 from k2jax.aot.report.sync_table import phases_json, phases_table  # noqa: E402
 from k2jax.aot.weight_sync import compile_phases, compile_switch  # noqa: E402
-from k2jax.config import Config, defaults, resolve  # noqa: E402
+from k2jax.config import Config, defaults, resolve, role  # noqa: E402
 from k2jax.errors import UserError  # noqa: E402
 from k2jax.model import model_specs  # noqa: E402
 from k2jax.params import named_specs  # noqa: E402
@@ -67,13 +68,42 @@ def test_the_switch_of_a_small_model():
 
 
 @pytest.mark.slow
+def test_experts_that_go_to_more_devices_than_share_them_in_training_are_never_gathered():
+    """Without stages on the way XLA gathers all layers of a bucket on every device."""
+    spread = {"parallel.data": 1, "parallel.context": 2, "rl.rollout.data": 1, "rl.rollout.expert": 8}
+    report = compile_switch(small(**spread), TOPOLOGY)
+    specs = dict(named_specs(model_specs(small().model)))
+    for bucket in report.buckets:
+        for name in {"moe/experts/w13", "moe/experts/w2"}.intersection(bucket.weights):
+            assert bucket.temporaries < 2 * layer_size(specs[name]) * 2 / 2  # half of both layers in bfloat16
+            assert bucket.bucket < 1.1 * 2 * layer_size(specs[name]) * 2 / 8
+
+
+@pytest.mark.slow
 def test_every_phase_of_an_iteration_compiles():
-    report = compile_phases(small(), TOPOLOGY)
+    roles = {"rl.roles": {"helper": role(checkpoint="runs/elsewhere", slots=64)}}
+    report = compile_phases(small(**roles), TOPOLOGY)
     assert report.fits
+    policy, helper = report.engines["policy"], report.engines["helper"]
+    weights, cache = (policy.decode.hbm.parts[part] for part in ("weights", "cache"))
+    assert policy.prefill.hbm.parts["helper's weights"] == weights == helper.decode.hbm.parts["policy's weights"]
+    assert helper.decode.hbm.parts["policy's cache"] == cache == policy.prefill.hbm.parts["cache"]
+    assert 1.9 * cache < policy.decode.hbm.parts["helper's cache"] < 2 * cache  # beside a scratch page
+    assert report.switch.frozen == weights == report.switch.hbm.parts["engine's weights"]
+    assert report.switch.host_seconds == pytest.approx((report.switch.state + weights) / 16e9)
     text = phases_table(report)
-    for words in ("training step", "rollout: prefill", "rollout: decode", "from training to the rollout", "all-to-all"):
+    for words in (
+        "training step",
+        "rollout: prefill",
+        "rollout: decode",
+        "rollout: helper's decode",
+        "from training to the rollout",
+        "all-to-all",
+    ):
         assert words in text
-    assert phases_json(report)["switch_seconds"] == report.switch.seconds
+    listed = json.loads(json.dumps(phases_json(report)))
+    assert listed["switch_seconds"] == report.switch.seconds
+    assert listed["engines"]["helper"]["decode"]["hbm"]["fits"]
 
 
 def test_another_stage_is_refused():

@@ -32,6 +32,10 @@ LAYOUTS = [
         id="stage 4 x expert 2 to expert 8", marks=[EIGHT, pytest.mark.slow],
     ),
     pytest.param(
+        {"parallel.stage": 2, "parallel.expert": 2, "parallel.context": 2, "model.heads": 8}, {"expert": 8}, "float32",
+        id="stage 2 x expert 2 x context 2 to expert 8", marks=[EIGHT, pytest.mark.slow],
+    ),
+    pytest.param(
         {"parallel.data": 8}, {"data": 1, "expert": 2}, "float32",
         id="data 8 to two of the devices", marks=[EIGHT, pytest.mark.slow],
     ),
