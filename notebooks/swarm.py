@@ -55,10 +55,10 @@ loop = contextlib.ExitStack().enter_context(EventLoop())  # the notebook's own t
 
 # %%
 from k2jax.agents.dataset import load_tasks
-from k2jax.tasks.lookups.dataset import ANSWERS, hops_of
+from k2jax.tasks.lookups.dataset import KEYS, hops_of
 
 question = load_tasks("lookups", ("kinds=wide4", "count=20"))[0]
-keys, store = list(question.metadata[ANSWERS]), question.metadata["store"]
+keys, store = question.metadata[KEYS], question.metadata["store"]
 print("question", question.instruction[0]["content"])
 for key in keys:
     hops, number = hops_of(store, key)
@@ -102,10 +102,10 @@ chat = configured_chat(tokenizer, "compact")
 
 
 def look_up(keys, shown):
-    """Calls for one key after another, then the numbers."""
+    """Calls for one key after another, then each key with its number."""
     numbers = [text for text in shown if text.isdecimal()]
     if len(numbers) == len(keys):
-        return ",".join(numbers)
+        return " ".join(f"{key}={number}" for key, number in zip(keys, numbers, strict=True))
     at_hop = shown and not shown[-1].isdecimal() and shown[-1] != "."
     return f"!get {shown[-1] if at_hop else keys[len(numbers)]}"
 
@@ -114,10 +114,10 @@ def assigning(at_a_time):
     """A script that gives so many keys to sub-agents in one answer."""
 
     def act(keys, shown):
-        numbers = [text for text in shown if text != "."]
-        if len(numbers) == len(keys):
-            return ",".join(numbers)
-        first = len(numbers)
+        answers = [text for text in shown if text != "."]
+        if len(answers) == len(keys):
+            return " ".join(answers)
+        first = len(answers)
         names = range(first + 1, 1 + min(len(keys), first + at_a_time))
         return "\n".join(f"!n {name}\n!a {name} {keys[name - 1]}=" for name in names)
 
@@ -273,7 +273,7 @@ plt.show()
 # Reinforcement learning needs an orchestrator that now and then makes a call that works. Here a model of 0.2 million
 # parameters reads demonstrations of two and three keys, of which the teacher gives an eighth to sub-agents, and of
 # single keys, as sub-agents are asked them. It learns the form of calls, and hardly anything of what they return: right
-# numbers take the start of the real experiment, which is four times as large and reads nine times as much.
+# numbers take the start of the real experiment, which is four times as large and reads twenty times as much.
 
 # %%
 import json
@@ -298,7 +298,7 @@ def small(stage):
     config.model.update({"layers": 2, "d_model": 64, "dense_ffn": 192})
     config.model.moe.update({"experts": 8, "active_experts": 2})
     config.data.tokenizer.kind = "bytes"
-    config.data.update({"chat_format": "compact", "sequence_length": 128})
+    config.data.update({"chat_format": "compact", "sequence_length": 144})
     config.train.batch_size = 16
     config.log.plots_every = 1000
     config.log.tensorboard = False
@@ -342,7 +342,7 @@ config.rl.tasks = {
         tools=("store", "swarm form=compact steps=5 most=8 role=helper"),
     )
 }
-config.rl.rollout.update({"prompts": 16, "samples": 8, "slots": 64, "max_length": 128})
+config.rl.rollout.update({"prompts": 16, "samples": 8, "slots": 64, "max_length": 144})
 config.rl.update({"updates": 2, "skip_flat_groups": True, "eval_prompts": 0, "keep_trajectories": STEPS})
 config.rl.parl.update({"parallel": LAMBDA, "finish": LAMBDA, "agents": 3, "decay": 0.0})
 config.train.steps = STEPS
@@ -392,7 +392,7 @@ if most.spawned:
 # ## The real experiment
 #
 # In 60 iterations of `experiments/rl/swarm_nano.py` parallelism rises from 1.1 to about 3, with weights that fall to 0,
-# in eight minutes on two CPU cores behind a start of ten:
+# in eight minutes on two CPU cores behind the start:
 #
 # ```sh
 # python -m k2jax.env.demonstrate --to=runs/lookups.jsonl --dataset=lookups --parallel=0.08 --count=18000
