@@ -321,9 +321,6 @@ assert train(resolve(config), WORKDIR / "start") == 0
 # budget is critical steps: work that is given away costs one sub-agent's steps, however many there are. Sub-agents of
 # five steps that have not ended by then do not count as finished. The weights stay, since six iterations are too few to
 # lower them.
-#
-# In one run an episode had 0.14 assignments in the first iteration and 1.5 in the sixth, and parallelism rose from 1.02
-# to 1.39. The share of right keys stayed at 0.1: this start copies no numbers.
 
 # %%
 from k2jax.config import role
