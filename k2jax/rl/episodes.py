@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from k2jax import processes
 from k2jax.agents.environment import EnvironmentMaker
@@ -22,7 +22,7 @@ from k2jax.agents.scaffolds.prompt_lengths import too_long
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.spawning import Run, Spawner, SubEpisode
 from k2jax.agents.task import Task
-from k2jax.client import PromptTooLongError, Sampling
+from k2jax.client import Client, PromptTooLongError, Sampling
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
@@ -128,10 +128,17 @@ class Episodes:
 
     async def _run(self, task: Task, role: str = POLICY, *, token_cap: int = 0, **options: Any) -> Trajectory:
         asked, environment = self.roles.client_of(role), self._environments.make(task)
-        client_of = _no_client_of if token_cap else self.roles.client_of
+        client_of = self._unasked_client_of if token_cap else self.roles.client_of
         environment.services = environment.services._replace(client_of=client_of)
         options |= {"token_cap": token_cap, "media": self._media if role == POLICY else None}
         return await run_episode(task, asked.client, asked.chat, asked.tokenizer, environment, **options)
+
+    def _unasked_client_of(self, role: str) -> RoleClient:
+        """The client of a role where an episode that goes on is rebuilt: it may name a role, but not ask it.
+
+        Sub-episodes are kept with the episode; what a client says to an environment is not, and may be something else.
+        """
+        return self.roles.client_of(role)._replace(client=_UnaskedClient(role))
 
     def sub_episodes(self, key: EpisodeKey, seed: int, sampling: Callable[[str], Sampling]) -> Run:
         """What runs the sub-episodes of one episode, in lockstep with all others.
@@ -194,12 +201,17 @@ def message_sampling(config: Config, kind: str, purpose: Purpose, step: int, gre
     return Sampling(max_tokens=class_of_tasks.max_tokens, **drawn, return_experts=experts)
 
 
-def _no_client_of(role: str) -> RoleClient:
-    """Refuses clients where an episode that goes on is rebuilt: what they say may then be something else."""
-    raise UserError(
-        f"an environment asks for the client of the role {role!r}, and config.rl.rollout.token_cap rebuilds "
-        "environments of episodes that go on; set that to 0"
-    )
+class _UnaskedClient(Client):
+    """Refuses the requests of an environment; see ``Episodes._unasked_client_of``."""
+
+    def __init__(self, role: str):
+        self._role = role
+
+    async def generate(self, *request: Any, **options: Any) -> NoReturn:
+        raise UserError(
+            f"an environment asks the role {self._role!r}, and config.rl.rollout.token_cap rebuilds environments of "
+            "episodes that go on; set that to 0"
+        )
 
 
 def _share_verdicts(step: int, groups: Sequence[PromptGroup]) -> None:

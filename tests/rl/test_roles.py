@@ -196,20 +196,23 @@ def test_who_asks_for_a_role_that_is_not_there_is_told_so_in_one_line(folders):
         client = LockstepClient(load_engine(folders[0], **SIZES))
         environments.add(f"asking_{what}", f"tests.rl.test_roles:AskingFor{what.title()}")
         group = PromptGroup(0, (1, 0), DrawnTask("low", asked("a", f"asking_{what}")), [None])
-        episodes = Episodes(config_with(folders[1]), client, COMPACT, BYTES, Judge())
-        await episodes.run(1, [group], token_cap=token_cap)
+        config, models = config_with(folders[1]), {}
+        if token_cap:
+            models = open_roles(config, BYTES, mesh=None)
+        roles = roles_in_lockstep(client, COMPACT, BYTES, models)
+        await Episodes(config, client, COMPACT, BYTES, Judge(), roles=roles).run(1, [group], token_cap=token_cap)
 
     with pytest.raises(UserError, match="no role 'helper' answers here"):
         asyncio.run(asks("client"))
     with pytest.raises(UserError, match=r"no role 'polic' answers here.*did you mean 'policy'"):
         asyncio.run(asks("agent"))
-    with pytest.raises(UserError, match="token_cap"):
+    with pytest.raises(UserError, match=r"asks the role .helper., and config\.rl\.rollout\.token_cap"):
         asyncio.run(asks("client", token_cap=4))
 
 
 class AskingForClient(SingleTurn):
     async def reset(self, task, seed):
-        self.services.client_of("helper")
+        await self.services.client_of("helper").answer([{"role": "user", "content": "a"}], seed)
 
 
 class AskingForAgent(SingleTurn):

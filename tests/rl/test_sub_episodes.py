@@ -11,6 +11,7 @@ from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import spawned_seed, turn_seed
 from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.registry import environments
+from k2jax.agents.roles import RoleClient
 from k2jax.agents.spawning import Spawner
 from k2jax.agents.task import Task
 from k2jax.client import Client, Sampling, ScriptedClient
@@ -148,12 +149,15 @@ def test_the_loop_runs_sub_episodes_in_lockstep_and_the_same_ones_again(tmp_path
     assert any(ended)
 
 
-def test_an_episode_that_pauses_goes_on_with_the_sub_episodes_that_it_had():
+@pytest.mark.parametrize("tool", ["delegate", "delegate role=helper"])
+def test_an_episode_that_pauses_goes_on_with_the_sub_episodes_that_it_had(tool):
     scripted = compact_client(lambda text: "the end" if "six" in text else "!delegate 5" if "x" in text else "six")
-    task = Task("t", "letters", ({"role": "user", "content": "x"},), "any", environment="tools", tools=("delegate",))
+    task = Task("t", "letters", ({"role": "user", "content": "x"},), "any", environment="tools", tools=(tool,))
     group, rounds, kept = PromptGroup(0, (1, 0), DrawnTask("low", task), [None]), 0, []
+    roles = {"helper": RoleClient(scripted, COMPACT, BYTES)}
     while not group.complete and rounds < 4:
-        asyncio.run(Episodes(tiny(), Gathering(scripted), COMPACT, BYTES, Judge()).run(1, [group], token_cap=15))
+        episodes = Episodes(tiny(), Gathering(scripted), COMPACT, BYTES, Judge(), roles=roles)
+        asyncio.run(episodes.run(1, [group], token_cap=15))
         rounds += 1
         kept.append(group.trajectories[0].spawned.get(0))
     assert rounds == 2 and kept[0] is kept[1] and kept[0].answer == "six"

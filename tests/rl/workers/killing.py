@@ -1,5 +1,6 @@
 """Runs of the sampler that does not wait: what can be killed of them, and what they must come to all the same."""
 
+from collections.abc import Callable
 import contextlib
 import os
 from pathlib import Path
@@ -8,13 +9,14 @@ import signal
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.trajectory.store import TrajectoryStore
 from tests.agents.gateway.repository import SMALL_AGENT, small_agent
 from tests.agents.sandbox.backends import processes_below
-from tests.rl import sandboxed
+from tests.rl import sandboxed, swarmed
 from tests.rl.test_black_box import config_with_agent
 from tests.rl.test_kills_with_sandboxes import names
 
@@ -47,14 +49,18 @@ class Scenario(NamedTuple):
     """A kind of run.
 
     Attributes:
-        config: text of its config file.
-        samples: of each of its four prompts an iteration.
         workers: processes, or actors.
+        samples: of each of its four prompts an iteration.
+        write: writes its config file, and what that names, into a folder; the second argument is ``monkeypatch``.
+        check: asserts what holds of the folder of a run at its end.
+        live: sub-agents at work of the runs in a folder.
     """
 
-    config: str
-    samples: int
     workers: int
+    samples: int
+    write: Callable[[Path, pytest.MonkeyPatch], None]
+    check: Callable[[Path], None] = lambda workdir: None
+    live: Callable[[Path], int] = lambda folder: 0
 
     @property
     def flags(self):
@@ -63,7 +69,9 @@ class Scenario(NamedTuple):
 
 
 PROMPTS = 4
-TOOLS, HARNESS = (sandboxed.CONFIG_FILE, 4), (AGENTS, 2)
+TOOLS = 4, lambda folder, patch: (folder / "config.py").write_text(sandboxed.CONFIG_FILE)
+HARNESS = 2, lambda folder, patch: (folder / "config.py").write_text(AGENTS)
+SWARM = 4, swarmed.write_run, swarmed.assert_had_sub_agents, swarmed.live
 
 
 def _is_forwarder(command, name):
@@ -127,9 +135,10 @@ def complete(folder, samples):
 
 
 def content(trajectory):
-    """What makes a trajectory another one."""
+    """What makes a trajectory another one, and each of those of its sub-agents."""
     tokens = np.concatenate([node.tokens for node in trajectory.nodes] or [np.zeros(0, np.int32)]).tobytes()
-    return tokens, trajectory.status, trajectory.reward and trajectory.reward.value
+    below = tuple((number, content(ended)) for number, ended in sorted(trajectory.spawned.items()))
+    return tokens, trajectory.status, trajectory.reward and trajectory.reward.value, below
 
 
 def assert_every_prompt_once(workdir, known, samples):

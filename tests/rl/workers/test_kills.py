@@ -20,6 +20,7 @@ from tests.rl.test_kills import MOMENTS
 from tests.rl.test_kills_with_sandboxes import assert_nothing_is_left, groups, orphans, temporary  # noqa: F401
 from tests.rl.workers.killing import (
     HARNESS,
+    SWARM,
     TOOLS,
     Scenario,
     assert_every_prompt_once,
@@ -47,7 +48,7 @@ def cluster(request, temporary):  # noqa: F811 (its nodes keep sandboxes where t
 
 def case(name, size, workers, ray=False):
     marks = [pytest.mark.external, pytest.mark.timeout(SLOW_SECONDS)] if ray else [pytest.mark.slow]
-    return pytest.param(Scenario(*size, workers), ray, id=name, marks=marks)
+    return pytest.param(Scenario(workers, *size), ray, id=name, marks=marks)
 
 
 CASES = [
@@ -55,6 +56,8 @@ CASES = [
     case("tools in workers", TOOLS, 2),
     case("agents in the controller", HARNESS, 0),
     case("agents in workers", HARNESS, 2),
+    case("sub-agents in the controller", SWARM, 0),
+    case("sub-agents in workers", SWARM, 2),
     case("agents in actors", HARNESS, 3, ray=True),
 ]
 
@@ -66,8 +69,9 @@ def test_kills_lose_no_complete_group_train_on_none_twice_and_leave_no_sandbox(
     tmp_path,
     orphans,  # noqa: F811
     temporary,  # noqa: F811
+    monkeypatch,
 ):
-    (tmp_path / "config.py").write_text(scenario.config)
+    scenario.write(tmp_path, monkeypatch)
     nodes, flags = cluster[0], [*scenario.flags, *cluster[1]]
     workdir, kills, run, seen, known, masked = tmp_path / "run 0", [], 0, set(), {}, 0
 
@@ -78,11 +82,12 @@ def test_kills_lose_no_complete_group_train_on_none_twice_and_leave_no_sandbox(
         process, moment = start(tmp_path / "config.py", workdir, *flags), random.choice(MOMENT_NAMES)
         await_moment(moment, process, workdir, scenario.samples)
         for _ in range(random.randrange(4)):
-            killed = kill_one(below(process.pid, *nodes))
-            kills += [(killed, moment)] if killed and process.poll() is None else []
+            live, killed = scenario.live(tmp_path), kill_one(below(process.pid, *nodes))
+            kills += [(killed, moment, live)] if killed and process.poll() is None else []
             time.sleep(random.random() * 3)
             known |= complete(workdir / FOLDER, scenario.samples)
         seen |= below(process.pid, *nodes)
+        live = scenario.live(tmp_path)
         if random.random() < 0.6:
             process.kill()
         _, stderr = process.communicate(timeout=SECONDS)
@@ -91,13 +96,16 @@ def test_kills_lose_no_complete_group_train_on_none_twice_and_leave_no_sandbox(
         assert_nothing_is_left(left)
         if process.returncode == 0:  # it has come to its end, and another one begins
             masked += assert_every_prompt_once(workdir, known, scenario.samples)
+            scenario.check(workdir)
             run, known = run + 1, {}
             workdir = tmp_path / f"run {run}"
         else:
-            kills.append(("controller", moment))
+            kills.append(("controller", moment, live))
     run_to_the_end(tmp_path / "config.py", workdir, *flags)
     masked += assert_every_prompt_once(workdir, known, scenario.samples)
-    print("killed:", dict(Counter(kind for kind, _ in kills)), kills, "runs:", run + 1, "masked samples:", masked)
+    scenario.check(workdir)
+    kinds = dict(Counter(kind for kind, *_ in kills))
+    print("killed, in a phase, beside live sub-agents:", kinds, kills, "runs:", run + 1, "masked samples:", masked)
 
 
 def await_moment(moment, process, workdir, samples):
