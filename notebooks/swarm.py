@@ -84,7 +84,7 @@ for form in ("full", "compact"):
 # ## Four episodes of one question
 #
 # A script takes the model's place: in all four episodes a sub-agent looks up what it is asked for, one key after
-# another, and says the number. The orchestrator
+# another, and says the number with its key. The orchestrator
 #
 # - works **alone**, as its sub-agents do,
 # - assigns **two by two**: one answer with two sub-agents, and when both have ended another one,
@@ -102,10 +102,10 @@ chat = configured_chat(tokenizer, "compact")
 
 
 def look_up(keys, shown):
-    """Calls for one key after another, then each key with its number."""
+    """Calls for one key after another, then the keys with their numbers."""
     numbers = [text for text in shown if text.isdecimal()]
     if len(numbers) == len(keys):
-        return " ".join(f"{key}={number}" for key, number in zip(keys, numbers, strict=True))
+        return " ".join(map("=".join, zip(keys, numbers, strict=True)))
     at_hop = shown and not shown[-1].isdecimal() and shown[-1] != "."
     return f"!get {shown[-1] if at_hop else keys[len(numbers)]}"
 
@@ -114,10 +114,10 @@ def assigning(at_a_time):
     """A script that gives so many keys to sub-agents in one answer."""
 
     def act(keys, shown):
-        answers = [text for text in shown if text != "."]
-        if len(answers) == len(keys):
-            return " ".join(answers)
-        first = len(answers)
+        pairs = [text for text in shown if text != "."]
+        if len(pairs) == len(keys):
+            return " ".join(pairs)
+        first = len(pairs)
         names = range(first + 1, 1 + min(len(keys), first + at_a_time))
         return "\n".join(f"!n {name}\n!a {name} {keys[name - 1]}=" for name in names)
 
@@ -273,7 +273,7 @@ plt.show()
 # Reinforcement learning needs an orchestrator that now and then makes a call that works. Here a model of 0.2 million
 # parameters reads demonstrations of two and three keys, of which the teacher gives an eighth to sub-agents, and of
 # single keys, as sub-agents are asked them. It learns the form of calls, and hardly anything of what they return: right
-# numbers take the start of the real experiment, which is four times as large and reads twenty times as much.
+# numbers take the start of the real experiment, which is larger and reads twenty times as much.
 
 # %%
 import json
@@ -321,6 +321,9 @@ assert train(resolve(config), WORKDIR / "start") == 0
 # budget is critical steps: work that is given away costs one sub-agent's steps, however many there are. Sub-agents of
 # five steps that have not ended by then do not count as finished. The weights stay, since six iterations are too few to
 # lower them.
+#
+# In one run an episode had 0.2 assignments in the first iteration and 1.3 in the sixth, and parallelism rose from 1.04
+# to 1.31. The share of right keys stayed below 0.1: this start copies no numbers.
 
 # %%
 from k2jax.config import role

@@ -11,18 +11,17 @@ import asyncio
 from collections import Counter
 import contextlib
 import dataclasses
-import json
 import os
 from pathlib import Path
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
+from k2jax.agents.collect.engine_address import EngineAddress
 from k2jax.agents.collect.engine_socket import EngineSocketClient
+from k2jax.agents.collect.engine_start import start_engine
 from k2jax.agents.collect.event_loop import run
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.agents.collect.manager import RolloutManager
@@ -103,8 +102,8 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
     mean = max(1.0, tasks * _SECONDS_OF_AN_EPISODE)
     simulation = Simulation(answer=mean, tool=mean / 20, max_calls=4)
     write_tasks(folder, [("simulated", _task(number, simulation)) for number in range(tasks // SAMPLES)])
+    address = EngineAddress(str(folder / "engine.sock"))
     record = {
-        "socket": str(folder / "engine.sock"),
         "tokenizer": str(folder / "tokenizer"),
         "simulation": dataclasses.asdict(simulation),
     }
@@ -113,11 +112,10 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
         "chat": "compact",
         "seed": 0,
         "sampling": {"simulated": {"max_tokens": 400}},
-        "engines": [record["socket"]],
+        "engines": [address.text],
         "added": [("toolset", "simulated", "k2jax.agents.collect.simulated:SimulatedTools")],
     }
-    argv = [sys.executable, "-m", "k2jax.serve.engine_process", json.dumps(record)]
-    engine = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)  # see the workers'
+    engine = start_engine(record, address)
     workers = -(-tasks // CAPACITY)
     manager = RolloutManager(
         folder,
@@ -126,7 +124,7 @@ async def _scale(folder: Path, tasks: int, kills: int, rng: random.Random) -> Sc
         workers=workers,
         capacity=CAPACITY,
     )
-    watch, watcher = _Watch(engine.pid, record["socket"]), None
+    watch, watcher = _Watch(engine.pid, address.text), None
     began, emissions, used = time.monotonic(), [], _processor_seconds()
     try:
         async with manager:

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def write_atomic(path: Path | str, content: bytes | str) -> Path:
+def write_atomic(path: Path | str, content: bytes | str, mode: int = 0o666) -> Path:
     """Replaces a file by ``content`` (text in UTF-8) atomically, also if the process is killed meanwhile.
 
-    Missing folders are created. Unpaired surrogates, which decoded model output can contain, are written as "?".
+    Missing folders are created. Unpaired surrogates, which decoded model output can contain, are written as "?". The
+    file has the permissions ``mode``, less those that the process takes away from all its files.
 
     Returns:
         The path.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with replacing(path, mode) as file:
         file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
     return path
 
@@ -33,12 +34,12 @@ def write_json_lines(path: Path | str, records: Iterable[Any]) -> int:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of ``path`` at the end of the block; an exception leaves all as it was."""
     # In the same folder, because a rename must not cross file systems.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), open(temporary, "wb") as file:
+        with naming(path), open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # otherwise a power failure could keep the rename and lose the content

@@ -215,13 +215,6 @@ class Engine:
         self._forget_cache()
         self._programs.release(weights)
 
-    def move_weights(self, move: Callable[[dict], dict]) -> None:
-        """Replaces the tree of weights by what ``move`` makes of it: the same arrays in another memory.
-
-        Programs read them on the devices; between two steps they may be elsewhere.
-        """
-        self._weights.params = move(self._weights.params)
-
     def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):
             self._preempt(sequence)

@@ -7,7 +7,7 @@ cast, put where the engine reads it, and takes the place of the old one before t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 from typing import Any
 
@@ -130,6 +130,13 @@ class EngineWeights:
             for group, part in self._tree.items()
         }
         self.complete = False
+
+    def move(self, move: Callable[[dict], dict]) -> None:
+        """Replaces the tree by what ``move`` makes of it: the same arrays in another memory.
+
+        Programs read them on the devices; between two steps of the engine they may be elsewhere.
+        """
+        self.params = move(self.params)
 
     def target(self, name: str) -> jax.ShapeDtypeStruct:
         """Shape, dtype and sharding of a weight, or of one of its layers if it has layers, as an update puts it."""

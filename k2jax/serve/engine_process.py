@@ -1,7 +1,8 @@
-"""An engine in a process of its own, for the workers of a collection. Its argument is a record in JSON.
+"""An engine in a process of its own, for the workers of a collection; see ``collect.engine_start``.
 
-The record names the ``socket`` to listen on and either ``simulation`` (fields of ``Simulation``) with the folder of a
-``tokenizer``, or a ``checkpoint`` with the sizes of an engine. It ends when its standard input closes.
+The first line of its standard input is a record in JSON: the ``socket`` to listen on, or the number of a ``listener``
+that it inherits and the ``key`` that workers show there, and either ``simulation`` (fields of ``Simulation``) with the
+folder of a ``tokenizer``, or a ``checkpoint`` with the sizes of an engine. It ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 import json
 import os
+import socket
 import sys
 from typing import Any
 
@@ -86,11 +88,11 @@ async def serve(record: dict[str, Any]) -> None:
     media = None
     if record.get("vision"):
         from k2jax.inference.media import placed_chunk as media
-    server = EngineServer(client, load, media=media)
+    server = EngineServer(client, load, media=media, key=record.get("key", ""))
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 1) else closed.set())
     calm_collector()
-    serving = asyncio.ensure_future(server.serve(record["socket"]))
+    serving = asyncio.ensure_future(server.serve(_place(record)))
     ending = asyncio.ensure_future(closed.wait())
     await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
@@ -98,10 +100,14 @@ async def serve(record: dict[str, Any]) -> None:
     serving.cancel()
 
 
+def _place(record: dict[str, Any]) -> str | socket.socket:
+    return record["socket"] if "socket" in record else socket.socket(fileno=record["listener"])
+
+
 def main() -> None:
-    """Serves the engine of the argument."""
+    """Serves the engine of the record."""
     try:
-        run(serve(json.loads(sys.argv[1])))
+        run(serve(json.loads(sys.stdin.buffer.readline())))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         os._exit(2)

@@ -7,7 +7,7 @@ import k2jax
 
 STARTS = {"subprocess.Popen", "subprocess.run", "asyncio.create_subprocess_exec"}
 ALL_VARIABLES = {
-    "agents/collect/collection.py": "the engine of a collection, which may need a key of the hub",
+    "agents/collect/engine_start.py": "the engine of a collection, which may need a key of the hub",
     "agents/collect/launchers.py": "workers, which open environments of users",
     "agents/environments/repository_program.py": "runs inside a sandbox",
     "agents/environments/repository_tests.py": "runs inside a sandbox",
@@ -15,7 +15,6 @@ ALL_VARIABLES = {
     "agents/sandbox/namespaces.py": "asks an isolating program for its version",
     "agents/sandbox/unsafe.py": "deletes a folder",
     "bench/gateway.py": "this package's own server",
-    "bench/rollout.py": "this package's own engine",
     "bench/serving.py": "this package's own server",
     "bench/asynchronous_scale.py": "this package's own commands",
     "bench/start.py": "this package's own commands",

@@ -10,11 +10,12 @@ import json
 import os
 from pathlib import Path
 import subprocess
-import sys
 import tempfile
 from typing import Any
 
 from k2jax.agents.collect.admission import Admission, EngineLoads
+from k2jax.agents.collect.engine_address import EngineAddress, tcp_listener
+from k2jax.agents.collect.engine_start import start_engine
 from k2jax.agents.collect.journal import Emission, read_journal, stored_trajectory
 from k2jax.agents.collect.launchers import RayLauncher
 from k2jax.agents.collect.manager import RolloutManager
@@ -66,7 +67,7 @@ class Collection:
         ray: address of the Ray cluster whose nodes run the workers, see ``RayLauncher``; empty for this machine.
 
     Raises:
-        UserError: the folder has another collection, or workers on other machines have no way to a checkpoint's engine.
+        UserError: the folder has another collection.
     """
 
     def __init__(
@@ -84,11 +85,6 @@ class Collection:
         media: bool = False,
         ray: str = "",
     ):
-        if source.checkpoint and ray not in ("", "local"):
-            raise UserError(
-                "actors of a Ray cluster reach no engine in a process of this machine; serve the checkpoint with "
-                "python -m k2jax.serve and give --url"
-            )
         self._deterministic, self._engines, self._ray = deterministic, engines, ray
         self._media = media
         self._config, self._folder, self._source = config, folder, source
@@ -124,9 +120,10 @@ class Collection:
         """
         async with contextlib.AsyncExitStack() as opened:
             options, engines = self._options(), []
+            launcher = RayLauncher(self._ray) if self._ray else None
             if self._source.checkpoint:
-                engines = [opened.enter_context(self._engine()) for _ in range(self._engines)]
-                options["engines"] = [path for path, _ in engines]
+                engines = [opened.enter_context(self._engine(launcher)) for _ in range(self._engines)]
+                options["engines"] = [address.text for address, _ in engines]
             else:
                 options |= {"url": self._source.url, "model": self._source.model}
             manager = await opened.enter_async_context(
@@ -137,7 +134,7 @@ class Collection:
                     workers=self._workers,
                     capacity=self._capacity,
                     admission=self._admission(),
-                    launcher=RayLauncher(self._ray) if self._ray else None,
+                    launcher=launcher,
                     trace=trace,
                 )
             )
@@ -207,22 +204,26 @@ class Collection:
         write_atomic(path, json.dumps(identity, indent=1).encode())
 
     @contextlib.contextmanager
-    def _engine(self) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-        """The socket of an engine in a process of its own, which ends with this one."""
+    def _engine(self, launcher: RayLauncher | None) -> Iterator[tuple[EngineAddress, subprocess.Popen[bytes]]]:
+        """Address and process of an engine, which ends with this one; workers of a launcher reach it over TCP."""
         rollout = self._config.rl.rollout
-        with tempfile.TemporaryDirectory(prefix="k2jax-") as folder:  # the path of a socket is short
+        with contextlib.ExitStack() as opened:
+            if launcher is None:  # the path of a socket is short
+                folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-"))
+                listener, address = None, EngineAddress(os.path.join(folder, "engine"))
+            else:
+                listener, address = tcp_listener(launcher.host)
+                opened.callback(listener.close)
             record = {
-                "socket": os.path.join(folder, "engine"),
                 "checkpoint": self._source.checkpoint,
                 "slots": rollout.slots,
                 "max_length": rollout.max_length,
                 "deterministic": self._deterministic,
                 "vision": self._media,
             }
-            argv = [sys.executable, "-m", "k2jax.serve.engine_process", json.dumps(record)]
-            engine = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)  # see the workers'
+            engine = start_engine(record, address, listener)
             try:
-                yield record["socket"], engine
+                yield address, engine
             finally:
                 engine.stdin.close()
                 engine.wait()

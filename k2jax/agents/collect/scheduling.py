@@ -116,7 +116,7 @@ class LeaseScheduler(ABC):
 
     async def __aenter__(self) -> Any:
         """Writes the job; workers are started by ``hire``."""
-        write_atomic(self._folder / JOB, json.dumps(self._job).encode())
+        write_atomic(self._folder / JOB, json.dumps(self._job).encode(), 0o600)  # it may have the keys of engines
         shards = self._folder / SHARDS
         shards.mkdir(exist_ok=True)
         self._shards = 1 + max((int(path.name) for path in shards.iterdir() if path.name.isdecimal()), default=-1)

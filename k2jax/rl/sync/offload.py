@@ -37,12 +37,12 @@ def offloaded(run: Run, frozen: Sequence[Engine] = ()) -> Iterator[None]:
         return
     run.state = to_host(run.state)
     for engine in frozen:
-        engine.move_weights(to_devices)
+        engine.weights.move(to_devices)
     try:
         yield
     finally:
         for engine in frozen:
-            engine.move_weights(to_host)
+            engine.weights.move(to_host)
         run.state = to_devices(run.state)
 
 
