@@ -66,8 +66,10 @@ class Orchestrating(ToolEnvironment):
     async def reset(self, task, seed):
         self._left, self._names, self._is_below = TURNS, 0, AGENT in task.metadata
         self._has_agents = any(tool.startswith("swarm") for tool in task.tools)
+        self._mark = None
+        observed = await super().reset(task, seed)  # which closes what was open before
         self._mark = mark_of(task, seed) if self._is_below else None
-        return await super().reset(task, seed)
+        return observed
 
     async def step(self, action):
         told, self._left = sum(action["content"].encode()), self._left - 1
