@@ -13,10 +13,15 @@ from collections.abc import Callable, Coroutine, Iterator
 import contextlib
 from typing import Any
 
+import jax
+
 from k2jax.inference.client import EngineClient
 from k2jax.inference.engine import Engine
 from k2jax.inference.stats import EngineStats
 from k2jax.inference.worker import Worker
+
+REST_ON_CPU = 8.0
+"""Rest before a step of few sequences on a CPU, in steps: sandboxes, workers and verifiers compute there, too."""
 
 
 class ContinuousClient(EngineClient):
@@ -33,7 +38,7 @@ class ContinuousClient(EngineClient):
     """
 
     def __init__(self, engine: Engine):
-        super().__init__(Worker(engine))
+        super().__init__(Worker(engine, rest=REST_ON_CPU if jax.default_backend() == "cpu" else 0.0))
         self._worker.hold()
         self._depth = 0
 

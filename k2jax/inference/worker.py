@@ -16,6 +16,9 @@ from k2jax.inference.media import PlacedChunk
 from k2jax.inference.request import Request, State
 from k2jax.inference.stats import EngineStats
 
+_LATELY = 0.999
+"""What is left after a step of the most sequences that were ready."""
+
 
 class Worker:
     """Steps an engine while it has work. Every method may be called from any thread.
@@ -23,14 +26,20 @@ class Worker:
     ``on_token`` callbacks run on the worker's thread. An error in the engine ends the worker: ``failed`` holds it,
     every request finishes as cancelled, and later calls raise RuntimeError.
 
+    Args:
+        engine: nobody else may use it.
+        rest: how long it waits for more requests, at most, before a step of less than half as many sequences as there
+            were lately: a multiple of the last step's time. A step of one takes nearly as long as a step of many, so
+            that an engine which shares its processors with what sequences wait for should take few.
+
     Attributes:
         failed: why the worker has ended; None where it has not.
         busy_seconds: that the engine has stepped [s].
     """
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
-        self.busy_seconds = 0.0
+    def __init__(self, engine: Engine, rest: float = 0.0):
+        self._engine, self._rest = engine, rest
+        self.busy_seconds = self._step_seconds = self._usual = 0.0
         self._free = threading.Event()  # cleared while somebody else has the engine
         self._free.set()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -140,16 +149,32 @@ class Worker:
         try:
             while not self._stopping:
                 self._take_calls(block=not self._engine.has_work())
+                self._await_more()
                 if not self._stopping and self._engine.has_work():
                     began = time.perf_counter()
                     self._engine.step()
-                    self.busy_seconds += time.perf_counter() - began
+                    self._step_seconds = time.perf_counter() - began
+                    self.busy_seconds += self._step_seconds
         except BaseException as error:  # kept for later calls, which report it
             with self._open:
                 self.failed = error
         finally:
             self._take_calls(block=False)  # requests that came meanwhile are cancelled too, and calls get their answers
             self._cancel_all()
+
+    def _await_more(self) -> None:
+        """Rests before a step of few sequences, and takes the calls that come meanwhile."""
+        until = time.perf_counter() + self._rest * self._step_seconds
+        self._usual = max(self._ready(), _LATELY * self._usual)
+        while self._ready() < self._usual / 2 and (left := until - time.perf_counter()) > 0 and not self._stopping:
+            try:
+                self._inbox.get(timeout=left)()
+            except queue.Empty:
+                return
+
+    def _ready(self) -> int:
+        stats = self._engine.stats()
+        return stats.running + stats.waiting
 
     def _cancel_all(self) -> None:
         """Ends every request, also where a request's callback is what failed."""

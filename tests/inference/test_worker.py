@@ -1,9 +1,13 @@
 """Callers on other threads get their answers, and nobody waits for an engine that has died."""
 
+import queue
+import time
+
 import pytest
 
 from k2jax.client import Sampling
 from k2jax.errors import UserError
+from k2jax.inference.request import State
 from k2jax.inference.worker import Worker
 from tests.inference.tiny import engine, prompts
 
@@ -41,4 +45,28 @@ def test_an_error_in_the_engine_ends_everything_and_is_told():
     with pytest.raises(RuntimeError):
         worker.call(lambda engine: None)
     worker.cancel(requests[0])  # says nothing, there is nothing left
+    worker.stop()
+
+
+def test_a_step_of_few_sequences_waits_for_more_or_for_some_time():
+    """Four were ready lately: one waits, two are enough, and one is not left alone for ever."""
+    worker, sampling = Worker(engine(slots=4), rest=2000.0), Sampling(max_tokens=3, temperature=0.0)
+    done = queue.SimpleQueue()
+
+    def submit(count):
+        return [worker.submit(prompt, sampling, on_token=done.put) for prompt in prompts(*[5] * count)]
+
+    def finish(requests):
+        while any(request.state != State.FINISHED for request in requests):
+            done.get(timeout=60)
+
+    worker._step_seconds = worker._rest = 0.0
+    finish(submit(4))
+    worker._step_seconds, worker._rest = 60.0, 2000.0
+    first = submit(1)
+    time.sleep(0.05)
+    assert not first[0].tokens
+    finish([*first, *submit(1)])
+    worker._step_seconds, worker._rest = 0.02, 1.0
+    finish(submit(1))
     worker.stop()
