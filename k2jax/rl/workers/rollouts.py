@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import dataclasses
 
@@ -77,7 +78,7 @@ class Rollouts:
         self._waits: dict[int, list[Waits]] = {}
         self._left: Counter[int] = Counter()
         self._logged: dict[Place, list[Trajectory]] = {}  # by earlier processes
-        self._writing = asyncio.Lock()
+        self._writer = ThreadPoolExecutor(1, "groups")  # of the log: one call at a time, in order
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._step = 1
@@ -131,7 +132,8 @@ class Rollouts:
         """Ends all episodes; their environments are closed."""
         self.begins = False
         await end_all(self._running)
-        self._log.close()
+        await self._on_writer(self._log.close)  # behind an append whose episode was cancelled: a thread goes on
+        self._writer.shutdown()
 
     def _number(self, place: Place) -> int:
         return (place[0] - 1) * self._prompts + place[1]
@@ -177,8 +179,7 @@ class Rollouts:
             group.trajectories[sample] = trajectory
             self._waits.setdefault(number, []).append(waits)
             if group.complete:
-                async with self._writing:
-                    await asyncio.to_thread(self._log.append, group.trajectories)
+                await self._on_writer(self._log.append, group.trajectories)
                 self._window.finish(number)
         except asyncio.CancelledError:
             raise
@@ -186,6 +187,9 @@ class Rollouts:
             self.fail(error)
         self._changed.set()
         asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _on_writer(self, function: Callable[..., None], *arguments: object) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
 
     def _go_on(self) -> None:
         """Begins the next episodes also while nobody waits for a batch: their tools need no engine."""

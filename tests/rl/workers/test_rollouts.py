@@ -1,6 +1,7 @@
 """The window at work, with episodes that only take their time: nobody waits for a slow tool."""
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
@@ -121,6 +122,27 @@ def test_complete_groups_are_used_after_a_death_and_the_others_begin_anew(tmp_pa
 
     asyncio.run(resumed())
     assert sorted({number for number, _ in quick.began if number < 8}) == [1, 5]
+
+
+def test_an_end_waits_for_the_group_that_is_being_written_and_leaves_its_file_to_the_next_start(tmp_path, monkeypatch):
+    began, append = threading.Event(), GroupLog.append
+
+    def slow(self, trajectories):
+        began.set()
+        time.sleep(0.2)
+        append(self, trajectories)
+
+    async def run():
+        opened, _ = rollouts(tmp_path, TimedEpisodes(lambda *_: 0.01, prompts=1), iterations=1)
+        batch = asyncio.ensure_future(opened.batch(1))
+        await asyncio.to_thread(began.wait)
+        batch.cancel()
+        await opened.close()
+        [group] = GroupLog(tmp_path, 2, {}).read().values()
+        append(GroupLog(tmp_path, 2, {}), group)
+
+    monkeypatch.setattr(GroupLog, "append", slow)
+    asyncio.run(run())
 
 
 def test_open_prompts_of_a_checkpoint_begin_again_and_those_it_has_counted_do_not(tmp_path):
