@@ -1,5 +1,6 @@
 """The README and the documentation name only what exists: files, sections, modules, flags, keys, imports."""
 
+import argparse
 import ast
 import functools
 import importlib
@@ -19,6 +20,7 @@ from k2jax.config import defaults, resolve
 from k2jax.config.reference import keys
 from k2jax.errors import UserError
 from k2jax.model.remat import activation_table
+from k2jax.sandbox import add_commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,8 +34,10 @@ ARGUMENTS = {  # positional arguments that are names of the code
 }
 
 
-WORDS = {"k2jax.sandbox": {"check"}}
-"""What commands without flags take."""
+SANDBOX = argparse.ArgumentParser(exit_on_error=False)
+add_commands(SANDBOX)
+PARSERS = {"k2jax.sandbox": SANDBOX}
+"""Of commands that argparse reads."""
 
 
 def name_of(path):
@@ -94,7 +98,8 @@ def check(words, monkeypatch):
     module, *arguments = words
     parser = parser_of(module)
     if parser is None:
-        assert set(arguments) <= WORDS.get(module, set())
+        if arguments:
+            PARSERS[module].parse_args(arguments)
         return
     define, doc, positional, optional = parser
     bare = not arguments  # named without arguments, as a command and not as an example

@@ -167,6 +167,7 @@ scaffolds = Registry(
     {
         "black_box": "k2jax.agents.gateway.black_box:black_box",
         "chat": "k2jax.agents.scaffolds.chat:ChatScaffold",
+        "command": "k2jax.agents.harness.command:CommandScaffold",
     },
 )
 """Makers of scaffolds: called with the options, once for every episode."""
@@ -187,6 +188,7 @@ verifiers = Registry(
     "verifier",
     "k2jax.verifiers",
     {
+        "handed_back": "k2jax.agents.harness.handed_back:HandedBackVerifier",
         "known_verdict": "k2jax.agents.judges.refinement:known_verdict",
     },
 )

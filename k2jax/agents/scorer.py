@@ -81,32 +81,28 @@ class Scorer:
 
     async def _verdict(self, task: Task, trajectory: Trajectory, digest: str) -> LoggedVerdict:
         try:
-            if not await self._pool.needs_sandbox(task.verifier):
+            if (judges := await self._pool.judges(task.verifier)) == "answer":
                 return LoggedVerdict(digest, await self._pool.score(task, trajectory))
-            if self._backend is None:
+            if judges == "episode in a sandbox" and self._backend is None:
                 raise UserError(f"the verifier {task.verifier!r} needs a sandbox; set rl.scoring.sandbox")
             verifier = verifiers.get(task.verifier)()
-            return LoggedVerdict(digest, await self._pool.submit(self._in_sandboxes, verifier, task, trajectory))
+            return LoggedVerdict(digest, await self._pool.submit(self._on_episode, verifier, task, trajectory))
         except InfrastructureError as error:
             return LoggedVerdict(digest, None, str(error))
 
-    def _in_sandboxes(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
-        """The verdict of a verifier that runs code, in a new sandbox for every try.
-
-        Each verdict has an event loop of its own, so that the time limits inside do not run out while the caller's
-        loop is busy.
-        """
+    def _on_episode(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
+        """The verdict on an episode. Its own event loop keeps time limits where the caller's is busy."""
         reason = ""
         for _ in range(1 + self._pool.retries):
             try:
-                return Reward(**checked_reward(asyncio.run(self._in_sandbox(verifier, task, trajectory))))
+                return Reward(**checked_reward(asyncio.run(self._try(verifier, task, trajectory))))
             except UserError:
                 raise
             except Exception as error:  # as in a process of a function verifier: it must not end the run
                 reason = f"{type(error).__name__}: {abbreviate(str(error), 300)}"
         raise VerifierError(f"no verdict on the task {task.id!r} after {1 + self._pool.retries} tries: {reason}")
 
-    async def _in_sandbox(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
+    async def _try(self, verifier: Verifier, task: Task, trajectory: Trajectory) -> Reward:
         if verifier.asks_model and self._model is None:
             raise UserError(
                 f"the verifier {task.verifier!r} asks a model; set rl.critic.judge to endpoint, rl.critic.url and "
@@ -115,6 +111,8 @@ class Scorer:
         async with contextlib.AsyncExitStack() as opened:
             if verifier.asks_model:
                 verifier.model = await opened.enter_async_context(self._model())
+            if verifier.spec is None:
+                return await verifier.score(task, trajectory, None)
             spec = dataclasses.replace(verifier.spec, image=task.image, limits=task.limits.of(verifier.spec.limits))
             sandbox = await opened.enter_async_context(await self._backend.open(spec))
             return await verifier.score(task, trajectory, sandbox)

@@ -10,7 +10,7 @@ from k2jax.agents.task import Task
 from k2jax.client import ChatEndpoint
 from k2jax.trajectory import Reward, Trajectory
 
-FAILED = "failed"
+FAILED = "failed_verifier"
 """Key of a reward's ``info``: why an answer is worth 0 on which a verifier failed that judges every answer."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -21,17 +21,17 @@ class Verifier:
     Whatever judges an answer by its text alone is a function ``(task, answer) -> Reward`` instead.
 
     Attributes:
-        spec: of the sandbox, which has the task's image.
+        spec: of the sandbox, which has the task's image; None for a verifier that runs nothing, and is given none.
         asks_model: whether ``score`` asks a model: the endpoint of ``rl.critic``, by text. What the agent wrote is data
             to it, and may try to give it orders.
         model: the endpoint, open while ``score`` runs, of a verifier that asks one.
     """
 
-    spec = SandboxSpec()
+    spec: SandboxSpec | None = SandboxSpec()
     asks_model = False
     model: ChatEndpoint
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
         """The reward of an episode.
 
         What the agent has left may be anything, and must never be a reason for an error: it could then choose that its

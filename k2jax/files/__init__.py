@@ -2,5 +2,6 @@
 
 Reading order: ``atomic`` (replacement), ``append_log`` (records), ``frames`` (messages between processes),
 ``confined`` (paths), ``whole`` (files of somebody else), ``bounded_json`` (values), ``folder_lock``, ``magic``
-(kinds of files), ``content`` and ``readers`` with ``parquet_pages`` (corpora).
+(kinds of files), ``content`` and ``readers`` with ``parquet_pages`` (corpora); ``child_environment`` and
+``process_tree`` (programs that are started).
 """

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from k2jax.agents.mixture import TaskMixture
 from k2jax.checkpoint import run_config
 from k2jax.config import Config, resolve
@@ -44,9 +42,6 @@ def reproduce(name: str, workdir: str | Path, steps: int | None = None, only: st
     study = load_study(name)
     check_held_out(name, study)
     workdir = Path(workdir)
-    # Runs that differ only in their seed are the same program, which is compiled once.
-    jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").absolute()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 2)
     results = {}
     workdir.mkdir(parents=True, exist_ok=True)
     study.prepare(workdir)

@@ -89,8 +89,9 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
     with VerifierPool(*limits, environment=scoring.environment) as pool:
         with EventLoop() as event_loop:
             names = sorted({task.verifier for task in tasks if task.verifier})
-            in_sandbox = [event_loop.run(pool.needs_sandbox(name)) for name in names]
-        backend = make_backend(scoring.sandbox, images=config.rl.images) if any(in_sandbox) else None
+            judges = [event_loop.run(pool.judges(name)) for name in names]
+        needs_sandbox = "episode in a sandbox" in judges
+        backend = make_backend(scoring.sandbox, images=config.rl.images) if needs_sandbox else None
         critic, model = config.rl.critic, None
         if critic.judge == "endpoint":
             model = functools.partial(ChatEndpoint, critic.url, critic.model, **endpoint_options(config.rl))

@@ -16,10 +16,10 @@ from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.agents.verifier_pool.process_tree import Activity
 from k2jax.agents.verifier_pool.verdict_clock import TICK, VerdictClock
 from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
 from k2jax.errors import InfrastructureError, UserError
+from k2jax.files.process_tree import Activity
 from k2jax.trajectory import Reward, Trajectory
 from tests.emulated import ROOT
 
@@ -144,10 +144,10 @@ def test_the_number_of_tries_is_the_configured_one(tmp_path):
 
 def test_a_pool_says_which_verifiers_need_a_sandbox(pool, monkeypatch):
     monkeypatch.setitem(verifiers.added, "boxed", "tests.agents.test_verdicts:NeedsSandbox")
-    assert asyncio.run(pool.needs_sandbox("boxed")) is True
-    assert asyncio.run(pool.needs_sandbox("exact")) is False
+    assert asyncio.run(pool.judges("boxed")) == "episode in a sandbox"
+    assert asyncio.run(pool.judges("exact")) == "answer"
     with pytest.raises(UserError, match="no verifier 'exat'"):
-        asyncio.run(pool.needs_sandbox("exat"))
+        asyncio.run(pool.judges("exat"))
 
 
 def test_time_counts_from_the_beginning_of_the_work_and_not_of_the_queue():
@@ -303,7 +303,7 @@ from k2jax.agents import Task
 from k2jax.agents.registry import verifiers
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.agents.verifier_pool.process_tree import Activity
+from k2jax.files.process_tree import Activity
 from k2jax.agents.verifier_pool.verdict_clock import TICK, VerdictClock
 from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
 verifiers.add("mark", "tests.agents.hostile:mark")

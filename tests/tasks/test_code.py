@@ -11,6 +11,7 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verdicts import VerdictLog
+from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import UserError
 from k2jax.tasks.code.verifier import UnitTests, verdict_of
@@ -52,6 +53,7 @@ def test_a_right_program_passes_and_a_wrong_one_says_which_tests_failed():
     )
     assert right.value == 1 and right.parts == {"passed": 1.0}
     assert wrong.value == 0 and wrong.parts == {"passed": 0.5} and wrong.info["failed"] == 1
+    assert FAILED not in wrong.info  # which the metric failed_verdicts counts
 
 
 ATTACKS = {

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 import contextlib
 from pathlib import Path
+import socket
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 import uvicorn
+from uvicorn.config import Config
 
 from k2jax.agents.api import ApiError
 from k2jax.agents.web.http import error_response
@@ -31,18 +33,35 @@ async def rollout_socket(app: ASGIApp, path: str, file: Path) -> AsyncIterator[N
     Raises:
         OSError: the socket cannot be made, for example because its name is too long.
     """
-    server = _QuietServer(server_config(_one_rollout(app, path), _LIMITS, uds=str(file)))
-    task = asyncio.create_task(server.serve())
+    try:
+        async with serving(server_config(_one_rollout(app, path), _LIMITS, uds=str(file))):
+            yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def serving(config: Config, sockets: list[socket.socket] | None = None) -> AsyncIterator[None]:
+    """Runs a server beside others in this process, until the end of the block.
+
+    Args:
+        config: see ``server_config``.
+        sockets: bound ones; by default those that the config names.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+    server = _QuietServer(config)
+    task = asyncio.create_task(server.serve(sockets))
     try:
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
         if task.done():
-            raise OSError(f"cannot listen on {file}; the name of a socket has at most 107 bytes")
+            raise OSError(f"cannot listen on {config.uds or config.host}; the name of a socket has at most 107 bytes")
         yield
     finally:
         server.should_exit = server.force_exit = True
         await asyncio.gather(task, return_exceptions=True)
-        file.unlink(missing_ok=True)
 
 
 class _QuietServer(uvicorn.Server):

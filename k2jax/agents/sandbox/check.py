@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable
 import functools
 import os
-import sys
 import time
+from typing import Any
 
 from k2jax.agents.sandbox.attacks import ATTACKS, Attack
 from k2jax.agents.sandbox.backends import BACKENDS, make_backend
@@ -147,14 +146,9 @@ async def _attack(backend: SandboxBackend, spec: SandboxSpec, python: str, say: 
     return contained == len(tried)
 
 
-def command() -> None:
-    """Runs ``python -m k2jax.sandbox``."""
-    parser = argparse.ArgumentParser(prog="python -m k2jax.sandbox", description=_ABOUT)
-    parser.add_argument("command", nargs="?", choices=["check"], help="the only command")
+def add_check(commands: Any) -> None:
+    """Adds the command ``check`` to those of ``python -m k2jax.sandbox``."""
+    parser = commands.add_parser("check", help="say what a backend isolates here, and attack it", description=_ABOUT)
     parser.add_argument("--backend", choices=sorted(BACKENDS), default="bubblewrap", help="which (default: bubblewrap)")
     parser.add_argument("--no-attacks", action="store_true", help="only say what it isolates")
-    arguments = parser.parse_args()
-    if arguments.command is None:
-        parser.print_help()
-    elif not check(arguments.backend, attacks=not arguments.no_attacks):
-        sys.exit(1)
+    parser.set_defaults(run=lambda arguments: 0 if check(arguments.backend, attacks=not arguments.no_attacks) else 1)

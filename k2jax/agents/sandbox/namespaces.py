@@ -22,6 +22,7 @@ import threading
 from typing import ClassVar
 import weakref
 
+from k2jax.agents.images.image_store import config_of
 from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.images import image_folder
@@ -34,7 +35,7 @@ from k2jax.errors import UserError
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
 """Folders that a program can write to, and their names in the sandbox's own folder on the host."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
-"""Variables of every command."""
+"""Variables of every command, where its image does not choose others."""
 _PACK = ("tar", "--create", "--sparse", "--file=-", "work", "tmp", "dev/shm")
 _UNPACK = ("tar", "--extract", "--preserve-permissions", "--file=-")
 _PACKING = 120.0
@@ -149,7 +150,8 @@ class NamespaceBackend(abc.ABC):
         except BaseException:
             future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
-        return NamespaceSandbox(link, answer, spec, self)
+        config = config_of(image) if image else None
+        return NamespaceSandbox(link, answer, spec, self, config.env if config else {})
 
 
 def find_program(kind: str, name: str, wheel: tuple[str, str], option: str, install: str) -> tuple[str, str, str]:
@@ -218,9 +220,11 @@ def _abandon(link: Link, number: int, made: Future[Answer]) -> None:
 class NamespaceSandbox(FolderSandbox):
     """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``."""
 
-    def __init__(self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend):
+    def __init__(
+        self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend, image_env: Mapping[str, str]
+    ):
         """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
-        env = ENVIRONMENT | dict(spec.env)
+        env = ENVIRONMENT | image_env | dict(spec.env)
         super().__init__(backend.capabilities, env, root=opened.descriptor, places=_WRITABLE)
         self._link, self._box, self._spec, self._backend = link, opened.record["box"], spec, backend
 

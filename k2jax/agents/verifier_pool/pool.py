@@ -18,7 +18,7 @@ from k2jax.agents.registry import verifiers
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import FAILED
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
+from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR, Judged
 from k2jax.errors import UserError
 from k2jax.files.child_environment import child_environment
 from k2jax.trajectory import Reward, Trajectory
@@ -72,7 +72,7 @@ class VerifierPool:
         self._threads = ThreadPoolExecutor(workers, "verifier")
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._numbers = itertools.count()
-        self._sandboxed: dict[str, bool] = {}
+        self._judges: dict[str, Judged] = {}
         for _ in range(workers):
             self._idle.put(_Process(memory, environment))
 
@@ -100,16 +100,16 @@ class VerifierPool:
         """Calls a blocking function in one of the pool's threads, so that it counts among the verdicts at a time."""
         return await asyncio.wrap_future(self._threads.submit(function, *arguments))
 
-    async def needs_sandbox(self, verifier: str) -> bool:
-        """Whether a verifier wants a sandbox instead of an answer; its module is imported in a verifier's process.
+    async def judges(self, verifier: str) -> Judged:
+        """What a verifier judges, and whether it needs a sandbox; its module is imported in a verifier's process.
 
         Raises:
             VerifierError: the process died over it.
             UserError: there is no such verifier, or it cannot be loaded.
         """
-        if verifier not in self._sandboxed:
-            self._sandboxed[verifier] = (await self.submit(self._ask, {"verifier": verifier}))["sandbox"]
-        return self._sandboxed[verifier]
+        if verifier not in self._judges:
+            self._judges[verifier] = (await self.submit(self._ask, {"verifier": verifier}))["judges"]
+        return self._judges[verifier]
 
     def _score(self, task: Task, answer: str) -> Reward:
         control = {"verifier": task.verifier, "task": task.to_json()}

@@ -17,10 +17,10 @@ import time
 from typing import Any
 
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.process_tree import adopt_orphans, descendants, kill_descendants
 from k2jax.agents.verifier_pool.verdict_clock import PATIENCE, TICK, VerdictClock
 from k2jax.agents.verifier_pool.verifier_messages import BUSY, UNCLEAR
 from k2jax.agents.verifier_pool.verifier_worker import start
+from k2jax.files.process_tree import adopt_orphans, descendants, kill_descendants
 
 LOADING = 120.0
 """Wall time in which a worker has to import a verifier [s]; it is no part of the time of a verdict."""

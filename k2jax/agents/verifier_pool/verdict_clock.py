@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import time
 from typing import NamedTuple
 
-from k2jax.agents.verifier_pool.process_tree import Activity
 from k2jax.agents.verifier_pool.verifier_messages import ANSWER, BUSY, UNCLEAR
+from k2jax.files.process_tree import Activity
 
 TICK = 0.1
 """Between two looks [s]."""

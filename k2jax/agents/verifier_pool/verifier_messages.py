@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from typing import Any, Literal
 
 from k2jax.files import frames
 from k2jax.files.bounded_json import parse_bounded_json
@@ -21,6 +21,9 @@ UNCLEAR = "unclear"
 """The answer, or a machine that was short of memory: the verifier's process died, or got no memory."""
 BUSY = "busy"
 """The machine: the verifier's process got no processor."""
+
+Judged = Literal["answer", "episode", "episode in a sandbox"]
+"""What a verifier judges: the text of an answer, in its process; or all of an episode, with a sandbox or without."""
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:

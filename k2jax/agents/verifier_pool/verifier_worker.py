@@ -14,9 +14,9 @@ from k2jax.agents.rewards import checked_reward
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import Control, Verifier
 from k2jax.agents.verifier_pool import verifier_messages as frames
-from k2jax.agents.verifier_pool.process_tree import adopt_orphans, die_with_parent, has_children
-from k2jax.agents.verifier_pool.verifier_messages import ANSWER, UNCLEAR
+from k2jax.agents.verifier_pool.verifier_messages import ANSWER, UNCLEAR, Judged
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.process_tree import adopt_orphans, die_with_parent, has_children
 
 _LARGEST_FILE = 64 << 20
 
@@ -24,7 +24,7 @@ _LARGEST_FILE = 64 << 20
 def serve(connection: socket.socket, memory: int) -> None:
     """Answers requests until the connection ends: ``started`` when the verifier is loaded, then a verdict.
 
-    A request without a task asks whether the verifier needs a sandbox, and one without an answer whether it works on
+    A request without a task asks what the verifier judges, and one without an answer whether it works on
     the task: then the verdict is that on the control answer.
 
     Args:
@@ -43,8 +43,7 @@ def serve(connection: socket.socket, memory: int) -> None:
             frames.send(connection, {"id": request["id"], "mistake": str(error)})
             continue
         if "task" not in request:
-            in_sandbox = isinstance(verifier, type) and issubclass(verifier, Verifier)
-            frames.send(connection, {"id": request["id"], "sandbox": in_sandbox})
+            frames.send(connection, {"id": request["id"], "judges": _judged_by(verifier)})
             continue
         control = getattr(verifier, "control", None)
         started = {"started": True, "judges_every_answer": control is not None}
@@ -58,6 +57,12 @@ def serve(connection: socket.socket, memory: int) -> None:
         if os.getpid() != own:  # the verifier has forked, and its child has come back
             os._exit(1)
         frames.send(connection, answer | {"left": has_children()})
+
+
+def _judged_by(verifier: Any) -> Judged:
+    if not (isinstance(verifier, type) and issubclass(verifier, Verifier)):
+        return "answer"
+    return "episode" if verifier.spec is None else "episode in a sandbox"
 
 
 def _confine(memory: int) -> None:
