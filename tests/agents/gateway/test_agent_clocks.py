@@ -61,7 +61,7 @@ def asking_agent(source, turns):
     ids=["a thread that always asks", "a thread that asks for ever", "side calls alone"],
 )  # fmt: skip
 def test_the_clocks_and_budgets_of_an_agent_hold(tmp_path, monkeypatch, client, source, turns, more, ended_by):
-    monkeypatch.setattr("k2jax.agents.gateway.black_box.LAST_TOKEN_SECONDS", 0.5)
+    monkeypatch.setattr("k2jax.agents.gateway.agent_episode.LAST_TOKEN_SECONDS", 0.5)
     began = time.monotonic()
     ended = asyncio.run(episode(client(answers("x")), asking_agent(source, turns), tmp_path, more=more))
     assert (ended.status, ended.metadata["agent"]["ended_by"]) == ("truncated", ended_by), ended.error
@@ -71,7 +71,7 @@ def test_the_clocks_and_budgets_of_an_agent_hold(tmp_path, monkeypatch, client, 
 
 
 def test_a_model_that_never_answers_is_a_failure_of_the_machine_and_ends_in_its_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("k2jax.agents.gateway.black_box.LAST_TOKEN_SECONDS", 0.5)
+    monkeypatch.setattr("k2jax.agents.gateway.agent_episode.LAST_TOKEN_SECONDS", 0.5)
     monkeypatch.setattr("k2jax.agents.episode.ATTEMPTS", 1)
     agent = asking_agent(ASKING + "ask('hi')", "all")
     ended = asyncio.run(episode(Never(answers("x")), agent, tmp_path, more="seconds=60 wall=1.5"))
