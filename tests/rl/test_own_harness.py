@@ -48,7 +48,7 @@ def test_three_iterations_train_on_rewards_that_two_programs_at_a_time_hand_back
     config = tiny_config()
     of = experiment().get_config().rl.tasks.files
     of.update({"options": ("kinds=write", "count=20"), "max_tokens": 12, "steps": 3})
-    bwrap, _ = find_bubblewrap()
+    bwrap = "/".join(filter(None, reversed(find_bubblewrap())))
     program = written(tmp_path, f"LOG, BWRAP = {str(tmp_path / 'log')!r}, {bwrap!r}\n{HARNESS}")
     assert sys.executable in program
     of.scaffold = f"command {program} seconds=60 turns=all"

@@ -206,4 +206,5 @@ def _read_small(path: Path) -> bytes | None:
 def _without_reward(result: ProgramEnd | str) -> str:
     if isinstance(result, str):
         return f"had handed back no reward when its {result} was over"
-    return f"ended with code {result.code} and handed back no reward: {result.output[-300:]!a}"
+    last = result.output.strip().rpartition("\n")[2][-200:]  # which says most where a program fails
+    return f"ended with code {result.code} and handed back no reward: {last!a}"
