@@ -99,7 +99,7 @@ def _of_seed(seed: int) -> dict[str, dict]:
     alone = by_rewards | none | {tools: (store,)}
     later = {"later": (f"{{workdir}}/seed{seed}_larger_sft",), "later_from": (ITERATIONS // 2 + 1,)}
     return {
-        "sft": data,
+        "sft": data | {"rl.roles.helper.checkpoint": start},
         "larger_sft": data | {"model.d_model": 192},
         "parl": by_rewards,
         "no_parallel": by_rewards | {"rl.parl.parallel": 0.0},

@@ -51,14 +51,23 @@ def test_a_reward_is_the_share_of_right_keys_of_an_answer_of_the_right_length(ki
 
 def test_the_teacher_is_as_parallel_as_he_is_asked_to_be():
     tasks = load_tasks("lookups", ("count=400",))
-    records = list(lookup_demonstrations(tasks, parallel=0.3, partial=0.1, idle=0.2))
+    records = list(lookup_demonstrations(tasks, parallel=0.3, partial=0.1, idle=0.2, shown=0))
     counts = styles_of(records)
     assert 0.3 < counts["assigning"] / 400 < 0.5 and 0.12 < counts["idle"] / 400 < 0.28
     for task, record in zip(tasks, records, strict=True):
         assert record["messages"][-1]["content"] == answer_of(task)
-    assert styles_of(lookup_demonstrations(tasks, parallel=0, partial=0, idle=0)) == {"alone": 400}
+    assert styles_of(lookup_demonstrations(tasks, parallel=0, partial=0, idle=0, shown=0)) == {"alone": 400}
     with pytest.raises(UserError, match="share"):
         list(lookup_demonstrations(tasks, parallel=0.9, partial=0.2))
+
+
+def test_of_what_is_only_shown_the_answer_alone_is_trained_on():
+    tasks = load_tasks("lookups", ("count=200",))
+    records = list(lookup_demonstrations(tasks, parallel=0.2, partial=0, idle=0, shown=0.5))
+    weights = [[message.get("weight", 1) for message in each["messages"] if message["role"] == "assistant"]
+               for each in records if styles_of([each])["assigning"]]  # fmt: skip
+    assert {tuple(each) for each in weights} == {(0, 1), (1, 1)}
+    assert 0.4 < sum(each[0] == 0 for each in weights) / 200 < 0.6
 
 
 def test_demonstrations_show_what_the_tools_of_a_swarm_show():
@@ -66,7 +75,7 @@ def test_demonstrations_show_what_the_tools_of_a_swarm_show():
         dataclasses.replace(task, tools=("store", "swarm form=compact steps=5"))
         for task in load_tasks("lookups", ("kinds=wide3", "count=20"))
     ]
-    records = list(lookup_demonstrations(tasks, parallel=0.4, partial=0.3, idle=0.3))
+    records = list(lookup_demonstrations(tasks, parallel=0.4, partial=0.3, idle=0.3, shown=0))
     assert styles_of(records).keys() == {"assigning", "idle"}
     for task, record in zip(tasks, records, strict=True):
         messages, _ = messages_and_tools(record)

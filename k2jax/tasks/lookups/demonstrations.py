@@ -25,6 +25,7 @@ def lookup_demonstrations(
     parallel: float = 0.08,
     partial: float = 0.02,
     idle: float = 0.03,
+    shown: float = 0.3,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """One conversation for every task: ``{"messages": [user, assistant, tool, ..., assistant]}``.
@@ -36,22 +37,27 @@ def lookup_demonstrations(
         parallel: share of questions of several keys of which sub-agents look up all.
         partial: share of those of which they look up some, and the teacher the others.
         idle: share of those for which sub-agents are created and given no task.
+        shown: share of those of which sub-agents look up all, and only what the teacher makes of it is trained on: who
+            seldom works in parallel must still be able to read what sub-agents say.
         seed: of the choice of styles.
 
     Raises:
         UserError: a share is none, or all together are more than 1.
     """
-    shares = {"parallel": parallel, "partial": partial, "idle": idle}
+    shares = {"parallel": parallel, "partial": partial, "idle": idle, "shown": shown}
     for name, share in (*shares.items(), ("all styles but the serial one", sum(shares.values()))):
         check_share(name, share)
     rng = random.Random(seed)
     for task in tasks:
         (style,) = rng.choices(["serial", *shares], [1 - sum(shares.values()), *shares.values()])
         keys = list(task.metadata[KEYS])
-        by_agents = {"parallel": len(keys), "partial": rng.randint(1, max(1, len(keys) - 1))}.get(style, 0)
+        by_agents = {"parallel": len(keys), "shown": len(keys), "partial": rng.randint(1, max(1, len(keys) - 1))}.get(
+            style, 0
+        )
         messages = [*task.instruction]
         if len(keys) > 1 and style != "serial":
-            messages += _with_agents(task, keys[:by_agents], rng.randint(1, len(keys)))
+            calls, *results = _with_agents(task, keys[:by_agents], rng.randint(1, len(keys)))
+            messages += [{**calls, "weight": 0} if style == "shown" else calls, *results]
             keys = keys[by_agents:]
         yield {"messages": [*messages, *one_by_one(task, keys), said(answer_of(task))]}
 
