@@ -78,14 +78,21 @@ def kill_descendants() -> None:
             _signal(pid, signal.SIGSTOP)
         stopped |= new
     while has_children():  # all descendants are below a child
-        for pid in descendants():
-            _signal(pid, signal.SIGKILL)
+        left = descendants()
+        if left and not any([_signal(pid, signal.SIGKILL) for pid in left]):
+            return  # they have become another user's, whom this one cannot kill
         time.sleep(0.001)
 
 
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _signal(pid: int, number: int) -> bool:
+    """Sends a signal; whether this process may do so."""
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 def _prctl(option: int, value: int) -> None:

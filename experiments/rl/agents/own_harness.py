@@ -47,18 +47,22 @@ def run(command, work):
 
 
 def text_of(path):
-    """The beginning of a file that the agent left; links are not followed."""
-    if path.is_symlink() or not path.is_file():
+    """The beginning of a file that the agent left; links are not followed, and what cannot be read is empty."""
+    try:
+        if path.resolve() != path or not path.is_file():
+            return ""
+        with open(path, errors="replace") as file:
+            return file.read(1000).removesuffix("\n")
+    except OSError:
         return ""
-    with open(path, errors="replace") as file:
-        return file.read(1000).removesuffix("\n")
 
 
 def main():
     """Plays one episode."""
     task = json.loads(Path(os.environ["K2JAX_TASK_FILE"]).read_text())
     messages = [{"role": "system", "content": SYSTEM}, *task["instruction"]]
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = os.path.realpath(folder)
         for path, file in task["metadata"]["files"].items():
             Path(work, path).write_text(file["text"])
         for _ in range(STEPS):

@@ -19,9 +19,10 @@ from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.gateway.episode_client import EpisodeClient, EpisodeMedia
 from k2jax.agents.gateway.exchange import LAST_TOKEN_SECONDS
 from k2jax.agents.gateway.gateway import Gateway, RolloutAccess
+from k2jax.agents.gateway.session import GatewaySession
 from k2jax.agents.gateway.spec import GatewayRollout
 from k2jax.client import PromptTooLongError, Sampling
-from k2jax.errors import InfrastructureError, UserError
+from k2jax.errors import UserError
 from k2jax.trajectory import Trajectory
 from k2jax.trajectory.types import ROOT, Status
 
@@ -152,8 +153,13 @@ class AgentEpisode:
             return task.result()
         finally:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, InfrastructureError):
-                await task
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:  # of this coroutine, not of the task, whose end comes first
+                await asyncio.wait([task])
+                raise
+            if not task.cancelled():
+                task.exception()  # has been seen
 
     async def end(self, agent: str, *, is_cut: bool, said: object) -> AgentEnd:
         """Ends the rollout, and makes the episode's trajectory of what it recorded.
@@ -179,8 +185,18 @@ class AgentEpisode:
         _fill(self._rollout.trajectory, await self._closed(status), status)
         return AgentEnd(status, is_idle, refused)
 
+    async def close(self) -> None:
+        """Ends what the program has asked for and not got, where the episode fails: another attempt may begin."""
+        session = self._session
+        if not session.has_ended:
+            session.is_closed = True
+            self.gateway.cancel_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_TOKEN_SECONDS):
+                    await session.wait_until_idle()
+
     @property
-    def _session(self):
+    def _session(self) -> GatewaySession:
         return self.gateway.session(self.access.rollout)
 
     async def _closed(self, status: Status) -> list[Trajectory]:

@@ -118,11 +118,14 @@ class BlackBoxScaffold:
         """
         declares_tools = self.agent.turns == "tools"
         episode = await AgentEpisode.open(rollout, sampling, self._limits, name=ROLLOUT, declares_tools=declares_tools)
-        result, outcome = await self._work(rollout.task, environment, episode)
-        said = "" if isinstance(result, str) else result.stderr[-300:] or result.stdout[-300:]
-        end = await episode.end(f"the agent {self.agent.name}", is_cut=isinstance(result, str), said=said)
-        report = self._report(result, episode.client, end)
-        rollout.trajectory.metadata |= {OUTCOME: dict(outcome), "agent": report}
+        try:
+            result, outcome = await self._work(rollout.task, environment, episode)
+            said = "" if isinstance(result, str) else result.stderr[-300:] or result.stdout[-300:]
+            end = await episode.end(f"the agent {self.agent.name}", is_cut=isinstance(result, str), said=said)
+            report = self._report(result, episode.client, end)
+            rollout.trajectory.metadata |= {OUTCOME: dict(outcome), "agent": report}
+        finally:
+            await episode.close()
 
     async def _work(self, task: Task, environment: Environment, episode: AgentEpisode) -> tuple[ExecResult | str, Any]:
         """Lets the agent work; returns how it ended, or which time was over, and the environment's outcome."""

@@ -51,9 +51,9 @@ class CommandScaffold:
     """Runs a program to its end; see ``k2jax.agents.scaffolds``.
 
     The episode is ``truncated`` where the program's time, the task's budget or the model's context was used up: what it
-    was handed back by then counts, unless the task says that such episodes are not judged. A program that fails, hands
-    back no reward or a wrong one, or asks its model nothing has failed as a machine does: the episode begins anew, and
-    is masked where that does not help.
+    was handed back by then counts, unless the task says that such episodes are not judged. A program that hands back no
+    reward or a wrong one, or asks its model nothing, has failed as a machine does: the episode begins anew, and is
+    masked where that does not help. The code with which a program ends behind its reward does not matter.
 
     Args:
         program: the command and its arguments, quoted as in a shell; it runs in the working directory of the run, with
@@ -116,28 +116,37 @@ class CommandScaffold:
         name = "-".join(map(str, (key.purpose, *key.place)))
         options = {"name": name, "declares_tools": self._declares_tools}
         episode = await AgentEpisode.open(rollout, sampling, self._limits, **options)
-        session = episode.gateway.session(name)
-
-        def end_requests() -> None:
-            session.is_closed = True
-
-        desk, path = RewardDesk(self._allowed, end_requests), episode.access.path
-        app = desk.app(path, make_gateway_app(episode.gateway))
-        with tempfile.TemporaryDirectory(prefix="k2jax-") as folder:  # of this user alone
-            async with listening(self._address, path, app) as port:
-                variables = self._variables(Path(folder), episode, desk, port, rollout)
-                result = await episode.watch(run_program(self._program, os.environ | variables))
-            reward = await self._handed_back(desk, Path(variables["K2JAX_REWARD_FILE"]))
-        if reward is None and rollout.task.verifier == VERIFIER:
-            raise EnvironmentFailedError(f"the program {self._program[0]} {_without_reward(result)}")
-        said = result if isinstance(result, str) else result.output[-300:]
-        end = await episode.end(f"the program {self._program[0]}", is_cut=isinstance(result, str), said=said)
+        try:
+            result, reward = await self._play(rollout, episode)
+            said = result if isinstance(result, str) else result.output[-300:]
+            end = await episode.end(f"the program {self._program[0]}", is_cut=isinstance(result, str), said=said)
+        finally:
+            await episode.close()
         report: dict[str, Any] = {"name": self._program[0], "waited": episode.client.waited}
         if isinstance(result, str):
             report["ended_by"] = result
         else:
             report |= result._asdict() | {"ended_by": "context" if end.refused else "itself"}
         rollout.trajectory.metadata |= {OUTCOME: {} if reward is None else {VERIFIER: reward}, "agent": report}
+
+    async def _play(self, rollout: Rollout, episode: AgentEpisode) -> tuple[ProgramEnd | str, Mapping[str, Any] | None]:
+        """Runs the program; returns how it ended, or which time was over, and the reward."""
+        session = episode.gateway.session(episode.access.rollout)
+
+        def end_requests() -> None:
+            session.is_closed = True
+
+        desk, path = RewardDesk(self._allowed, end_requests), episode.access.path
+        app = desk.app(path, make_gateway_app(episode.gateway))
+        # The folder is of this user alone; what containers of the program have made in it may be of others.
+        with tempfile.TemporaryDirectory(prefix="k2jax-", ignore_cleanup_errors=True) as folder:
+            async with listening(self._address, path, app) as port:
+                variables = self._variables(Path(folder), episode, desk, port, rollout)
+                result = await episode.watch(run_program(self._program, os.environ | variables))
+            reward = await self._handed_back(desk, Path(variables["K2JAX_REWARD_FILE"]))
+        if reward is None and rollout.task.verifier == VERIFIER:
+            raise EnvironmentFailedError(f"the program {self._program[0]} {_without_reward(result)}")
+        return result, reward
 
     def _variables(
         self, folder: Path, episode: AgentEpisode, desk: RewardDesk, port: int, rollout: Rollout

@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from k2jax.agents.environment import OUTCOME
-from k2jax.agents.rewards import checked_reward
+from k2jax.agents.rewards import LARGEST, checked_reward
 from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import Verifier
@@ -18,6 +18,7 @@ VERIFIER = "handed_back"
 """Name of the verifier."""
 MOST_BYTES = 1 << 17
 """Of the JSON of a reward."""
+_DEEPEST = 50
 _FIELDS = {"reward", "parts", "info"}
 
 
@@ -31,6 +32,8 @@ class RewardRange(NamedTuple):
         """Raises UserError where it is empty or has no ends."""
         if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest < self.highest):
             raise UserError(f"lowest={self.lowest:g} and highest={self.highest:g} are no range of rewards")
+        if max(abs(self.lowest), abs(self.highest)) > LARGEST:
+            raise UserError(f"lowest and highest are {LARGEST:g} in size at most")
 
     def read(self, value: Any) -> dict[str, Any]:
         """A reward from JSON: a number, or an object with ``reward`` and optionally ``parts`` and ``info``.
@@ -52,8 +55,8 @@ class RewardRange(NamedTuple):
             raise ValueError(f"a reward must be a number, unlike {abbreviate(number)}")
         if not isinstance(parts, Mapping) or not all(map(_is_number, parts.values())):
             raise ValueError("the parts of a reward must be an object of numbers")
-        if not isinstance(info, Mapping):
-            raise ValueError("the info of a reward must be an object")
+        if not isinstance(info, Mapping) or not _is_flat(info, _DEEPEST):
+            raise ValueError(f"the info of a reward must be an object of at most {_DEEPEST} levels")
         reward = checked_reward(Reward(number, parts, info))
         if not self.lowest <= reward["value"] <= self.highest:
             raise ValueError(f"a reward of {reward['value']:g} is outside {self.lowest:g} to {self.highest:g}")
@@ -78,6 +81,12 @@ class HandedBackVerifier(Verifier):
                 f"{task.id!r} has the scaffold {task.scaffold!r}"
             )
         return Reward(**handed)
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Whether JSON has at most so many levels: what stores it recurses."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return levels >= 0 and all(_is_flat(each, levels - 1) for each in inner)
 
 
 def _is_number(value: Any) -> bool:

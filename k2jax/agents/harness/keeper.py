@@ -42,8 +42,10 @@ def main() -> None:
             _tell(run, {"error": str(error)})
             return
         ended = os.pidfd_open(program.pid)
-        readable = select.select([run, ended], [], [])[0]
-        if ended not in readable:
+        waiting = select.poll()  # select knows no descriptor beyond 1,023
+        waiting.register(run, select.POLLIN)
+        waiting.register(ended, select.POLLIN)
+        if ended not in dict(waiting.poll()):
             _end(program)
         code = program.wait()
         kill_descendants()  # before the run hears of the end, so that nothing is left when it does

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.gateway.agent_episode import KEPT_OUTPUT
@@ -19,6 +19,7 @@ from k2jax.files.child_environment import child_environment
 
 _KEEPER = "k2jax.agents.harness.keeper"
 _CHUNK = 1 << 16
+_FLUSHING = 1.0  # time for the last output behind the keeper's end [s]
 _ENDING = 4 * GRACE  # time of the keeper for its end; it is killed after it [s]
 
 
@@ -56,18 +57,22 @@ async def run_program(argv: Sequence[str], environment: Mapping[str, str]) -> Pr
             raise EnvironmentFailedError(f"no process can be started for {argv[0]}: {error.strerror}") from None
     reader, writer = await asyncio.open_connection(sock=ours)
     assert keeper.stdout is not None
-    output = asyncio.ensure_future(_tail(keeper.stdout))
+    output = _Tail()
+    reading = asyncio.ensure_future(output.read(keeper.stdout))
+    told: dict[str, Any] = {}
     try:
         request = {"argv": list(argv), "env": dict(environment), "cwd": os.getcwd()}
         writer.write(json.dumps(request).encode() + b"\n")
-        line = await reader.readline()
-        told = json.loads(line) if line else {"error": "the process that keeps it was killed"}
+        told = json.loads(await reader.readline() or b"{}")
+    except OSError:  # the keeper has died before it has read
+        pass
     finally:
         writer.close()
-        await asyncio.shield(_ended(keeper, output))
-    if "error" in told:
-        raise EnvironmentFailedError(f"the program {argv[0]} cannot be run: {told['error']}")
-    return ProgramEnd(told["code"], time.monotonic() - began, await output)
+        await asyncio.shield(_ended(keeper, reading))
+    if "code" not in told:
+        reason = told.get("error") or f"the process that keeps it has died: {output.text()[-200:]!a}"
+        raise EnvironmentFailedError(f"the program {argv[0]} was not run to its end: {reason}")
+    return ProgramEnd(told["code"], time.monotonic() - began, output.text())
 
 
 async def _start_keeper(connection: socket.socket) -> asyncio.subprocess.Process:
@@ -82,21 +87,30 @@ async def _start_keeper(connection: socket.socket) -> asyncio.subprocess.Process
     )
 
 
-async def _tail(stream: asyncio.StreamReader) -> str:
+class _Tail:
     """The end of what a stream brings."""
-    kept = b""
-    while data := await stream.read(_CHUNK):
-        kept = (kept + data)[-4 * KEPT_OUTPUT :]
-    return kept.decode(errors="replace")[-KEPT_OUTPUT:]
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Reads to the end of the stream."""
+        while data := await stream.read(_CHUNK):
+            self._kept = (self._kept + data)[-4 * KEPT_OUTPUT :]
+
+    def text(self) -> str:
+        """What has come so far."""
+        return self._kept.decode(errors="replace")[-KEPT_OUTPUT:]
 
 
-async def _ended(keeper: asyncio.subprocess.Process, output: asyncio.Future[str]) -> None:
-    """Waits for the end of a keeper whose socket is closed."""
+async def _ended(keeper: asyncio.subprocess.Process, reading: asyncio.Future[None]) -> None:
+    """Waits for the end of a keeper whose socket is closed, and for its output, which others may hold open."""
     try:
         async with asyncio.timeout(_ENDING):
-            await asyncio.wait([output, asyncio.ensure_future(keeper.wait())])
+            await keeper.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             keeper.kill()
         await keeper.wait()
-        output.cancel()
+    await asyncio.wait([reading], timeout=_FLUSHING)
+    reading.cancel()

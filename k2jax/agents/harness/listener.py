@@ -62,10 +62,18 @@ class ListenAddress(NamedTuple):
         Raises:
             UserError: none is free.
         """
-        for port in range(self.first, self.last):
-            with contextlib.suppress(UserError):
-                return open_socket(self.host, port)
-        return open_socket(self.host, self.last)
+        for port in range(self.first, self.last + 1):
+            try:
+                sock = open_socket(self.host, port)
+            except UserError:
+                continue
+            try:
+                sock.listen()  # until then another process may bind it, too
+                return sock
+            except OSError:
+                sock.close()
+        ports = str(self.first) if self.first == self.last else f"{self.first} to {self.last}"
+        raise UserError(f"no port {ports} of {self.host} is free; choose others with listen=HOST:PORT-PORT")
 
 
 class _Listener:
@@ -109,9 +117,11 @@ class _Listener:
         await app(scope, receive, send)
 
     async def _start(self) -> None:
-        sock = self._server.enter_context(self._address.open())
-        self._port = sock.getsockname()[1]
-        await self._server.enter_async_context(serving(server_config(self, _LIMITS), [sock]))
+        async with contextlib.AsyncExitStack() as opened:
+            sock = opened.enter_context(self._address.open())
+            self._port = sock.getsockname()[1]
+            await opened.enter_async_context(serving(server_config(self, _LIMITS), [sock]))
+            self._server = opened.pop_all()
 
 
 _listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ListenAddress, _Listener]] = WeakKeyDictionary()

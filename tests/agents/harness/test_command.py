@@ -1,6 +1,7 @@
 """The scaffold of a harness: what its program is told, what it hands back, and that nothing of it is left behind."""
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -19,6 +20,7 @@ from k2jax.agents.environments.files import FILES
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.harness.command import VARIABLES, CommandScaffold
 from k2jax.agents.harness.kept_program import run_program
+from k2jax.agents.harness.listener import ListenAddress
 from k2jax.agents.registry import scaffolds
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verifier_pool.pool import VerifierPool
@@ -86,7 +88,8 @@ def test_a_reward_is_accepted_once_from_its_own_key_and_within_its_range(tmp_pat
     wrong = [close(0.5, "K2JAX_KEY_FILE")[0], post("/close", {"reward": 0.5}, "k2-reward-guessed")[0]]
     bad = [1.5, -0.1, True, None, "1", [1], {}, 10 ** 400]
     hostile = [post("/close", {"reward": value}, key("K2JAX_REWARD_KEY_FILE"))[0] for value in bad]
-    raw = [b"", b"NaN", b"[" * 100000, b'{"reward": Infinity}', b'{"reward": 0.5, "parts": {"a": "b"}}',
+    deep = b'{"reward": 0.5, "info": {"a": ' + b"[" * 60 + b"]" * 60 + b"}}"
+    raw = [deep, b"", b"NaN", b"[" * 100000, b'{"reward": Infinity}', b'{"reward": 0.5, "parts": {"a": "b"}}',
            b'{"reward": 0.5, "secret": 1}', b'{"reward": 0.5}' + b" " * (1 << 20)]
     hostile += [post("/close", each, key("K2JAX_REWARD_KEY_FILE"))[0] for each in raw]
     good = [close(0.25), close(0.25), close(1.0)]
@@ -123,7 +126,9 @@ def test_an_episode_without_a_clear_reward_is_masked_with_the_reason(tmp_path, b
 
 def test_a_program_that_cannot_be_started_masks_and_other_verifiers_need_no_reward(tmp_path):
     trajectory = asyncio.run(episode(scripted("one"), "program=/nonexistent/harness"))
-    assert trajectory.status == "masked" and "/nonexistent/harness cannot be run: [Errno 2]" in trajectory.error
+    assert (
+        trajectory.status == "masked" and "/nonexistent/harness was not run to its end: [Errno 2]" in trajectory.error
+    )
     trajectory = played(tmp_path, "ask(QUESTION)", verifier="exact")
     assert (trajectory.status, trajectory.answer, trajectory.metadata[OUTCOME]) == ("finished", "one", {})
     with pytest.raises(UserError, match="'handed_back' gives what the scaffold 'command' was handed back"):
@@ -195,6 +200,65 @@ def test_a_program_that_floods_its_output_is_not_held_in_memory():
     flood = "import sys; [sys.stdout.write('x' * 1000000) for _ in range(50)]; print('end')"
     ended = asyncio.run(run_program([sys.executable, "-c", flood], dict(os.environ)))
     assert ended.code == 0 and len(ended.output) == 2000 and ended.output.endswith("xend\n")
+
+
+class SlowClient(ScriptedClient):
+    """Answers nothing; ``running`` are its calls."""
+
+    running = 0
+
+    async def generate(self, prompt, sampling, **options):
+        self.running += 1
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self.running -= 1
+
+
+def test_a_failed_episode_leaves_no_request_running(tmp_path):
+    body = """
+    import threading
+    threading.Thread(target=ask, args=[QUESTION], daemon=True).start()
+    time.sleep(0.5)
+    os._exit(1)
+    """
+    client = SlowClient(lambda prompt, sampling: [])
+
+    async def run():
+        trajectory = await episode(client, written(tmp_path, body))
+        return trajectory.status, client.running
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == ("masked", 0)
+
+
+def test_a_run_with_many_descriptors_starts_programs():
+    with contextlib.ExitStack() as opened:
+        for _ in range(1100):
+            opened.callback(os.close, os.dup(0))
+        assert asyncio.run(run_program([sys.executable, "-c", "print(1)"], dict(os.environ))).output == "1\n"
+
+
+def test_a_cancellation_in_the_grace_of_a_program_is_none_of_the_program(tmp_path):
+    body = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nask(QUESTION)\ntime.sleep(60)"
+
+    async def run():
+        task = asyncio.ensure_future(episode(scripted("one"), written(tmp_path, body), "seconds=1"))
+        await asyncio.sleep(3)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_two_processes_do_not_share_a_port():
+    port = free_port()
+    address = ListenAddress("127.0.0.1", port, port + 3)
+    first, second = address.open(), address.open()
+    with first, second:
+        assert first.getsockname() != second.getsockname()
+        with pytest.raises(UserError, match=f"no port {port} of"):
+            ListenAddress("127.0.0.1", port, port).open()
 
 
 def free_port():
