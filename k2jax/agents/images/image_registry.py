@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import http.client
 import ipaddress
 import re
 import socket
+import time
 from typing import Any, BinaryIO
 import urllib.error
 import urllib.parse
@@ -19,6 +20,7 @@ from k2jax.errors import UserError, abbreviate
 
 SECONDS = 60.0
 """Time in which the registry must send something [s]."""
+_SECONDS_OF_A_BLOB = 6 * 3600.0
 _ACCEPTED = ", ".join(
     (
         "application/vnd.oci.image.index.v1+json",
@@ -41,7 +43,10 @@ class RegistrySource:
     """
 
     def __init__(self, url: str):
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError:
+            raise UserError(f"{abbreviate(url)} is no URL; write http://127.0.0.1:PORT/NAME:TAG") from None
         name = _NAME.fullmatch(parts.path.removeprefix("/"))
         if parts.scheme != "http" or not parts.hostname or name is None or parts.query or parts.fragment:
             raise UserError(f"{abbreviate(url)} names no image of a registry; write http://127.0.0.1:PORT/NAME:TAG")
@@ -73,17 +78,42 @@ class RegistrySource:
     def _get(self, path: str) -> Iterator[Any]:
         request = urllib.request.Request(f"{self._base}/{path}", headers={"Accept": _ACCEPTED})
         try:
-            with self._opener.open(request, timeout=SECONDS) as response:
-                yield response
+            response = self._opener.open(request, timeout=SECONDS)
         except urllib.error.HTTPError as error:
             raise UserError(f"the registry answers {error.code} to {self._base}/{path}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise UserError(f"the registry cannot be read at {self._base}: {error}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self._unreadable(error) from None
+        with response:
+            yield _Answer(response, self._unreadable)
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(f"the registry cannot be read at {self._base}: {abbreviate(str(error))}")
+
+
+class _Answer:
+    """The body of an answer; errors of reading it are the registry's."""
+
+    def __init__(self, response: Any, unreadable: Callable[[Exception], UserError]):
+        self._response, self._unreadable = response, unreadable
+        self._end = time.monotonic() + _SECONDS_OF_A_BLOB
+
+    def read(self, size: int = -1) -> bytes:
+        """See ``BinaryIO``."""
+        try:
+            if time.monotonic() > self._end:
+                raise TimeoutError(f"a blob takes more than {_SECONDS_OF_A_BLOB:,.0f} s")
+            return self._response.read(size)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self._unreadable(error) from None
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        """Makes a redirection the error that it stands for."""
+    """Makes a redirection the error that it stands for."""
+
+    def http_error_302(self, *arguments: Any) -> None:
+        """Follows nothing."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from k2jax.files.atomic import write_atomic
 
 UNPACKING = ".unpacking-"
 """How the folder of an image begins that is not complete."""
+_NAMING = ".naming-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,254}")
 
 
@@ -79,19 +80,27 @@ class ImageStore:
         values = dataclasses.asdict(image) | {"config": image.config._asdict()}
         write_atomic(self._record(image.digest), json.dumps(values, indent=1))
 
-    def name(self, name: str, digest: str) -> None:
-        """Lets a name stand for an image, also where it stood for another one.
+    def check_name(self, name: str) -> Path:
+        """The path of a name.
 
         Raises:
-            UserError: it is no name, or a folder has it.
+            UserError: it is no name, lies in another image, or a folder has it.
         """
         if not _NAME.fullmatch(name) or ".." in name.split("/") or name.split("/")[0] == "sha256":
             raise UserError(f"{abbreviate(name)} is no name of an image; write it as in a registry, such as tests/a:1")
         path = self.folder / name
+        above = [each for each in path.parents if self.folder in each.parents]
+        if any(each.is_symlink() or _is_root(each) for each in above):  # it would be made in an image, or outside
+            raise UserError(f"{path} lies in another image; choose another name")
         if path.exists() and not path.is_symlink():
             raise UserError(f"{path} is a folder of its own; choose another name")
+        return path
+
+    def name(self, name: str, digest: str) -> None:
+        """Lets a name stand for an image, also where it stood for another one; raises as ``check_name`` does."""
+        path = self.check_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{_NAMING}{path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(os.path.relpath(self.root(digest), path.parent))
         os.replace(temporary, path)
@@ -107,7 +116,7 @@ class ImageStore:
         found: dict[str, list[str]] = {}
         for folder, folders, _ in os.walk(self.folder):
             paths = [Path(folder, name) for name in folders]
-            for path in filter(Path.is_symlink, paths):
+            for path in (path for path in paths if path.is_symlink() and not path.name.startswith(_NAMING)):
                 if (real := path.resolve()).parent == self.digests.resolve():
                     found.setdefault(f"sha256:{real.name}", []).append(str(path.relative_to(self.folder)))
             folders[:] = [path.name for path in paths if path != self.digests and not _is_root(path)]
@@ -117,6 +126,8 @@ class ImageStore:
         """Deletes what processes that were killed have left, while nobody else writes to the folder."""
         for path in self.digests.glob(f"{UNPACKING}*"):
             shutil.rmtree(path)
+        for path in (*self.digests.glob(".*.json.*.tmp"), *self.folder.glob(f"{_NAMING}*")):
+            path.unlink(missing_ok=True)
 
     def _record(self, digest: str) -> Path:
         return self.root(digest).with_suffix(".json")

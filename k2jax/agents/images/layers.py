@@ -17,8 +17,8 @@ from k2jax.errors import UserError, abbreviate
 _WHITEOUT, _OPAQUE, _META = ".wh.", ".wh..wh..opq", ".wh..wh."
 _OWN = {"dev", "proc", "run", "sys"}
 """Folders that a sandbox has itself: what is there is not shown, and devices and pipes are left out."""
-_CHUNK = 1 << 20
-_LARGEST_HEADER = 1 << 20
+_CHUNK = 64 << 10
+_LARGEST_HEADER = 64 << 10
 """Bytes that are read at once at most: extended headers of a tar are read into memory as a whole."""
 _BLOCK = 512
 _HEADERS = 4 * _BLOCK
@@ -79,9 +79,9 @@ def apply_layer(tree: ImageTree, file: BinaryIO, bounds: ImageBounds, name: str)
         file.seek(end)
         if any(file.read(_BLOCK)):  # tarfile takes what is no header for the end
             raise ValueError("it ends in what is no tar")
-    except (tarfile.TarError, ValueError, OSError, OverflowError) as error:
+    except (tarfile.TarError, ValueError, OSError, OverflowError, RecursionError, IndexError, MemoryError) as error:
         at = f", at its entry {abbreviate(entry)}" if entry else ""
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error or type(error).__name__
         raise UserError(f"the layer {name} cannot be unpacked{at}: {reason}") from None
 
 
@@ -133,7 +133,7 @@ class _Layer:
         elif member.islnk():
             source = _parts(member.linkname)
             folder = tree.parent(source, make=False) if source else None
-            if folder is None:
+            if folder is None or not os.path.lexists(os.path.join(folder, source[-1])):
                 raise ValueError("a hard link to what is not there")
             tree.add_hard_link(path, os.path.join(folder, source[-1]))
         else:

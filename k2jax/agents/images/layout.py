@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import contextlib
+import errno
 import hashlib
+import os
 from pathlib import Path
+import stat
 from typing import BinaryIO
 
 from k2jax.agents.images.manifest import MOST_MANIFEST, Descriptor, read_small
@@ -30,7 +33,7 @@ class LayoutSource:
         """See ``BlobSource``."""
         path = self._folder / "index.json"
         try:
-            with open(path, "rb") as file:
+            with _opened(path) as file:
                 index = parse_bounded_json(file.read(MOST_MANIFEST))
         except OSError as error:
             raise UserError(f"{self._folder} is no OCI image layout: {path}: {error.strerror}") from None
@@ -38,7 +41,8 @@ class LayoutSource:
             raise UserError(f"{path} cannot be read: {error}") from None
         manifests = index.get("manifests") if isinstance(index, Mapping) else None
         entries = [entry for entry in manifests if isinstance(entry, Mapping)] if isinstance(manifests, list) else []
-        tags = [str((entry.get("annotations") or {}).get(_TAG, "")) for entry in entries]
+        notes = [entry.get("annotations") for entry in entries]
+        tags = [str(each.get(_TAG, "")) if isinstance(each, Mapping) else "" for each in notes]
         chosen = [entry for entry, tag in zip(entries, tags, strict=True) if self._tag in ("", tag)]
         if len(chosen) != 1:
             known = ", ".join(filter(None, tags)) or "none has a tag"
@@ -53,9 +57,18 @@ class LayoutSource:
         """See ``BlobSource``."""
         path = self._folder / "blobs" / "sha256" / descriptor.digest.partition(":")[2]
         try:
-            return open(path, "rb")
+            return _opened(path)
         except OSError as error:
             raise UserError(f"the blob {descriptor.digest} is not in {self._folder}: {error.strerror}") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Opens a regular file; a pipe would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return open(descriptor, "rb")
 
 
 def digest_of(data: bytes) -> str:

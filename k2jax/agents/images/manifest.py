@@ -16,6 +16,7 @@ from k2jax.files.bounded_json import parse_bounded_json
 MOST_MANIFEST = 4 << 20
 """Bytes of a manifest, of an index, or of a configuration."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[^=\0\n]+=[^\0]*")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CHUNK = 1 << 20
 _MOST_LAYERS = 500
@@ -232,16 +233,19 @@ def _of_this_machine(index: Mapping[str, Any]) -> Descriptor:
     found = []
     for entry in manifests:
         where = entry.get("platform") if isinstance(entry, Mapping) else None
-        if not isinstance(where, Mapping) or (where.get("os"), where.get("architecture")) == ("linux", machine):
+        if not isinstance(entry, Mapping) or not isinstance(where, Mapping | None):
+            continue
+        if where is None or (where.get("os"), where.get("architecture")) == ("linux", machine):
             found.append(entry)
-    if len(found) != 1:
-        raise UserError(f"the index has {len(found)} images for linux/{machine}, and one is needed; name it by its tag")
-    return Descriptor.read(found[0])
+    if not found:
+        raise UserError(f"the index has no image for linux/{machine}")
+    plain = [entry for entry in found if not (entry.get("platform") or {}).get("variant")]
+    return Descriptor.read((plain or found)[0])
 
 
 def _config(value: Any) -> ImageConfig:
     fields = value if isinstance(value, Mapping) else {}
-    env = [text for text in _texts(fields.get("Env")) if "=" in text and "\0" not in text]
+    env = [text for text in _texts(fields.get("Env")) if _VARIABLE.fullmatch(text) and _is_utf8(text)]
     workdir, user = fields.get("WorkingDir"), fields.get("User")
     command = (*_texts(fields.get("Entrypoint")), *_texts(fields.get("Cmd")))
     return ImageConfig(
@@ -254,6 +258,14 @@ def _config(value: Any) -> ImageConfig:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_digest(value: Any) -> bool:

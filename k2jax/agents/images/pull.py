@@ -56,8 +56,11 @@ def pull(
     Raises:
         UserError: the image cannot be read or is refused, another process unpacks there, or the disk is full.
     """
-    store, bounds = ImageStore(folder), bounds or ImageBounds()
+    bounds = bounds or ImageBounds()
     try:
+        store = ImageStore(folder)
+        if name:
+            store.check_name(name)
         store.digests.mkdir(parents=True, exist_ok=True)
         with locked_folder(store.folder):
             store.forget_unfinished()
@@ -67,8 +70,9 @@ def pull(
             return image
     except BlockingIOError:
         raise UserError(f"another process unpacks an image into {folder}; try again later") from None
-    except OSError as error:
-        raise UserError(f"the image cannot be unpacked into {folder}: {error.strerror or error}") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a home folder of nobody
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"the image cannot be unpacked into {folder}: {reason}") from None
 
 
 def _unpacked(store: ImageStore, text: str, bounds: ImageBounds, say: Callable[[str], None]) -> StoredImage:

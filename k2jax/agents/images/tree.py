@@ -52,6 +52,7 @@ class ImageTree:
 
     def add_folder(self, path: str, mode: int, seconds: float) -> None:
         """Makes a folder, or changes one that is there; whatever else is there is removed."""
+        self._check_depth(path)
         if _kind(path) != "folder":
             self.remove(path)
             os.mkdir(path, 0o700)
@@ -114,6 +115,7 @@ class ImageTree:
                 at = at if at == self.root else os.path.dirname(at)
                 continue
             path = os.path.join(at, part)
+            self._check_depth(path)
             kind = _kind(path)
             if kind == "link":
                 links += 1
@@ -132,9 +134,12 @@ class ImageTree:
                 os.mkdir(path, 0o700)
                 self._finish(path, _FOLDER_MODE, None)
                 at = path
-        if at.count("/") - self.root.count("/") > _DEEPEST:  # deleting it would recurse as deep
-            raise ValueError("too many folders in each other")
         return at
+
+    def _check_depth(self, path: str) -> None:
+        """Raises ValueError for what lies too deep: deleting it would recurse as deep."""
+        if path.count("/") - self.root.count("/") > _DEEPEST:
+            raise ValueError("too many folders in each other")
 
     def _finish(self, path: str, mode: int | None, seconds: float | None) -> None:
         if self._owner is not None:

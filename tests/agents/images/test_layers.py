@@ -152,6 +152,12 @@ HOSTILE = {
     "too many links": [entry("link", "a", "b"), entry("link", "b", "a"), entry("file", "a/x", b"x")],
     "a file where a folder is needed": [entry("file", "a", b"x"), entry("file", "a/b", b"x")],
     "too many folders": [entry("file", "d/" * 300 + "x", b"x")],
+    "too many folders in": [entry("file", "d/" * 1200 + "x", b"x")],
+    "too many folders in each": [
+        entry("link", "l", "d/" * 200),
+        entry("file", "l/" + "d/" * 100 + "x", b"x"),
+        entry("folder", "d/" * 200),
+    ],
     "File name too long": [entry("file", "n" * 300, b"x")],
     "embedded null": [entry("link", "a", "x" * 200 + "\0y")],
     "more than 3,000 bytes": [entry("file", "a", b"x" * 2000), entry("file", "b", b"x" * 2000)],
@@ -164,6 +170,7 @@ def test_hostile_layers_are_refused_and_leave_nothing(tmp_path, reason):
     with pytest.raises(UserError, match=reason):
         unpacked(tmp_path, HOSTILE[reason], bounds=ImageBounds(10, 3000))
     assert [path.name for path in (tmp_path / "images/sha256").iterdir()] == []
+    unpacked(tmp_path / "good", [entry("file", "a", b"x")])
 
 
 def hostile_tars():
@@ -178,7 +185,15 @@ def hostile_tars():
     yield "cannot be unpacked", bytes(negative)
     huge, _ = entry("file", "a")
     huge.size = 1 << 50
+    chained = b"".join(pax_header(b"11 path=aa\n") for _ in range(2000))
+    yield "cannot be unpacked", chained + good
     yield "bytes", huge.tobuf(tarfile.PAX_FORMAT) + b"\0" * 1024
+
+
+def pax_header(records):
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XHDTYPE, len(records)
+    return info.tobuf(tarfile.USTAR_FORMAT) + records.ljust(512, b"\0")
 
 
 def tar_with_pax(size):
@@ -187,7 +202,7 @@ def tar_with_pax(size):
     return info.tobuf(tarfile.PAX_FORMAT) + b"\0" * 1024
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_damaged_tars_are_refused(tmp_path, number):
     reason, tar = list(hostile_tars())[number]
     layout = Layout()

@@ -141,6 +141,39 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
             pull(layout_of(tmp_path / "layout"), str(tmp_path / "images"), name)
 
 
+def test_a_name_never_lies_in_another_image_or_outside(tmp_path):
+    layout, images, outside = Layout(), tmp_path / "images", tmp_path / "outside"
+    outside.mkdir()
+    tar = tar_of([entry("folder", "usr"), entry("link", "out", str(outside)), entry("folder", "opt")])
+    source = layout.write(tmp_path / "layout", layout.image(tar))
+    pull(source, str(images), "tests")
+    (images / "own/usr").mkdir(parents=True)
+    for name in ("tests/out/a:1", "tests/opt/a:1", "own/a"):
+        with pytest.raises(UserError, match="lies in another image"):
+            pull(source, str(images), name)
+    with pytest.raises(UserError, match="is a folder of its own"):
+        pull(source, str(images), "own")
+    assert list(outside.iterdir()) == [] and list((images / "own").iterdir()) == [images / "own/usr"]
+
+
+def test_a_layout_of_pipes_and_strange_notes_is_refused(tmp_path):
+    layout = Layout()
+    source = layout.write(tmp_path / "layout", layout.image(FILES) | {"annotations": [1]}, tags=("",))
+    assert pull(source, str(tmp_path / "images")).entries == 3
+    (tmp_path / "layout/index.json").unlink()
+    os.mkfifo(tmp_path / "layout/index.json")
+    with pytest.raises(UserError, match="is no regular file"):
+        pull(source, str(tmp_path / "images"))
+
+
+def test_of_variants_of_a_processor_the_plain_one_is_taken(tmp_path):
+    layout = Layout()
+    here, other, where = layout.image(FILES), layout.image(MORE), {"os": "linux", "architecture": MACHINE}
+    entries = [other | {"platform": where | {"variant": "v9"}}, here | {"platform": where}, "none"]
+    index = layout.manifest({"schemaVersion": 2, "manifests": entries}, "index.v1+json")
+    assert pull(layout.write(tmp_path / "layout", index), str(tmp_path / "images")).digest == here["digest"]
+
+
 @contextlib.contextmanager
 def registry(layout, tags, *, status=200):
     """A registry of a layout on the loopback; yields its address, and the paths that were asked for."""
@@ -153,7 +186,7 @@ def registry(layout, tags, *, status=200):
             data = layout.blobs.get(tags.get(reference, reference))
             self.send_response(status if data is not None else 404)
             if status == 307:
-                self.send_header("Location", "http://192.0.2.1/elsewhere")
+                self.send_header("Location", "http://[elsewhere")
             self.end_headers()
             self.wfile.write(data or b"")
 
