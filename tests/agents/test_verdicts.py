@@ -50,8 +50,8 @@ class CountingPool:
             raise VerifierError("it gave none")
         return Reward(float(trajectory.answer == "3"))
 
-    async def needs_sandbox(self, verifier):
-        return verifier == "boxed"
+    async def judges(self, verifier):
+        return "episode in a sandbox" if verifier == "boxed" else "answer"
 
     async def submit(self, function, *arguments):
         return await asyncio.to_thread(function, *arguments)

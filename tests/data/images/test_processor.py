@@ -141,7 +141,7 @@ def test_images_are_opened_from_paths_only_where_that_is_allowed(tmp_path):
     assert opening.prepare([{"role": "user", "content": content}]).chunks[0].grid == (1, 2, 2)
     with refused("must come in a data URL", ImageError):
         PROCESSOR.prepare([{"role": "user", "content": content}])
-    with refused(r"image 1 is '.*b\.png', which does not exist below", ImageError):
+    with refused(r"image 1 is '.*, which does not exist below", ImageError):
         opening.prepare([{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "b.png")}]}])
 
 
