@@ -133,15 +133,6 @@ class ImageStore:
         return self.root(digest).with_suffix(".json")
 
 
-def config_of(root: str) -> ImageConfig | None:
-    """How programs of the image in a folder want to be started; None for a folder that ``pull`` has not made."""
-    path = Path(root)
-    if path.parent.name != "sha256":
-        return None
-    image = ImageStore(str(path.parent.parent)).get(path.name)
-    return None if image is None else image.config
-
-
 def _is_root(path: Path) -> bool:
     """Whether a folder is a root file system, which holds no names of images."""
     return any((path / name).exists() for name in ("usr", "bin"))

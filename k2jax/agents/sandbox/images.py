@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -45,6 +46,25 @@ def image_folder(image: str, images: str) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"the image {abbreviate(image)} cannot be shown: {error}") from None
     return real
+
+
+def image_variables(root: str) -> dict[str, str]:
+    """Variables that an image wants for its programs, from the record that ``python -m k2jax.sandbox image`` writes.
+
+    Args:
+        root: what ``image_folder`` has returned; an image that was unpacked otherwise has no record.
+
+    Raises:
+        UserError: the record is damaged.
+    """
+    path = f"{root}.json"
+    if os.path.basename(os.path.dirname(root)) != "sha256" or not os.path.isfile(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            return {str(name): str(value) for name, value in json.load(file)["config"]["env"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} is damaged; delete it and fetch the image again") from None
 
 
 def image_name(image: str, images: str) -> str:

@@ -22,10 +22,9 @@ import threading
 from typing import ClassVar
 import weakref
 
-from k2jax.agents.images.image_store import config_of
 from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
-from k2jax.agents.sandbox.images import image_folder
+from k2jax.agents.sandbox.images import image_folder, image_variables
 from k2jax.agents.sandbox.mounts import mounts
 from k2jax.agents.sandbox.process import SandboxProcess, result_of
 from k2jax.agents.sandbox.spawner_client import Answer, Link
@@ -138,7 +137,7 @@ class NamespaceBackend(abc.ABC):
             await sandbox.exec(["/bin/sh", "-c", ":"])
 
     async def _open(self, link: Link, spec: SandboxSpec, image: str, shown: Mapping[str, str]) -> NamespaceSandbox:
-        limits = spec.limits
+        limits, variables = spec.limits, image_variables(image) if image else {}
         number, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
@@ -150,8 +149,7 @@ class NamespaceBackend(abc.ABC):
         except BaseException:
             future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
-        config = config_of(image) if image else None
-        return NamespaceSandbox(link, answer, spec, self, config.env if config else {})
+        return NamespaceSandbox(link, answer, spec, self, variables)
 
 
 def find_program(kind: str, name: str, wheel: tuple[str, str], option: str, install: str) -> tuple[str, str, str]:

@@ -13,9 +13,10 @@ import threading
 
 import pytest
 
-from k2jax.agents.images.image_store import UNPACKING, ImageStore, config_of
+from k2jax.agents.images.image_store import UNPACKING, ImageStore
 from k2jax.agents.images.pull import image_source, pull
 from k2jax.agents.sandbox import SandboxSpec
+from k2jax.agents.sandbox.images import image_variables
 from k2jax.errors import UserError
 from k2jax.files.folder_lock import locked_folder
 from tests.agents.images.layouts import MACHINE, Layout, digest, entry, tar_of, tree_of
@@ -43,7 +44,7 @@ def test_an_image_is_unpacked_once_and_known_by_its_digest_and_its_name(tmp_path
         "1000:1000",
         ("/bin/sh", "-c", "true"),
     )
-    assert config_of(str(root)) == image.config and config_of(str(tmp_path / "images/tests/a:1")) is None
+    assert image_variables(str(root)) == image.config.env and image_variables(str(tmp_path / "images/tests/a:1")) == {}
     assert (tmp_path / "images/tests/a:1").resolve() == root.resolve()
     assert pull(source, str(tmp_path / "images"), "b", say=said.append) == image and len(said) == 2
     store = ImageStore(str(tmp_path / "images"))
@@ -127,7 +128,7 @@ def test_what_a_killed_process_has_left_is_deleted_and_another_one_waits(tmp_pat
     root.with_suffix(".json").unlink()  # killed before the record
     (root / "usr/a").write_text("half")
     (images / "sha256" / f"{UNPACKING}x").mkdir()
-    assert config_of(str(root)) is None
+    assert ImageStore(str(images)).get(image.digest) is None
     assert pull(source, str(images)) == image and (root / "usr/a").read_bytes() == b"a"
     assert sorted(path.name for path in (images / "sha256").iterdir()) == [root.name, f"{root.name}.json"]
     with locked_folder(images), pytest.raises(UserError, match="another process unpacks"):
