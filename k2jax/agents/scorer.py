@@ -12,6 +12,7 @@ from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
 from k2jax.agents.sandbox import SandboxBackend
+from k2jax.agents.sandbox.types import WORK
 from k2jax.agents.task import Task
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog, digest_of
 from k2jax.agents.verifier import Verifier
@@ -113,6 +114,7 @@ class Scorer:
                 verifier.model = await opened.enter_async_context(self._model())
             if verifier.spec is None:
                 return await verifier.score(task, trajectory, None)
-            spec = dataclasses.replace(verifier.spec, image=task.image, limits=task.limits.of(verifier.spec.limits))
+            limits = task.limits.of(verifier.spec.limits)
+            spec = dataclasses.replace(verifier.spec, image=task.image, limits=limits, workdir=WORK)
             sandbox = await opened.enter_async_context(await self._backend.open(spec))
             return await verifier.score(task, trajectory, sandbox)

@@ -16,6 +16,7 @@ Example:
     python -m k2jax.bench rl            # rollouts of the loop against transformers, and an iteration's phases
     python -m k2jax.bench tree          # rows of trees against every path by itself: gradients, and an iteration
     python -m k2jax.bench sandbox       # cold starts against bare bubblewrap, tool calls over 3,000 live sandboxes
+    python -m k2jax.bench images        # sandboxes on an image of 1 GiB: starts, a thousand of them, fresh overlays
     python -m k2jax.bench rollout       # 100,000 concurrent episodes at a simulated engine: how late the scheduler is
     python -m k2jax.bench asynchronous  # the sampler that waits for no tool beside lockstep, in the real loop
     python -m k2jax.bench asynchronous_scale  # 10,000 live episodes around the real loop: how late its event loop is
@@ -54,6 +55,7 @@ NAMES = (
     "rl",
     "tree",
     "sandbox",
+    "images",
     "gateway",
     "rollout",
     "routing",

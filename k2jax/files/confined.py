@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 
 from k2jax.errors import UserError, abbreviate
 
 LONGEST_PATH = 4096
 """Characters of a path."""
+_MOST_LINKS = 40
+"""Links that are followed in one path, as in Linux."""
 
 
 def confined(path: str, folder: str | os.PathLike[str], what: str) -> str:
@@ -42,3 +46,31 @@ def confined(path: str, folder: str | os.PathLike[str], what: str) -> str:
 def is_below(path: str, folder: str) -> bool:
     """Whether a path without links lies strictly below a folder without links."""
     return path != folder and path.startswith(folder.rstrip("/") + "/")
+
+
+def path_in_root(root: Path, path: str) -> Path:
+    """Where a path leads in a root file system that lies in a folder, whose links are followed as they are inside.
+
+    Args:
+        root: the folder, by its real path; nobody else may write to it meanwhile.
+        path: inside; what is missing of it is taken as it stands.
+
+    Raises:
+        OSError: there are too many links.
+    """
+    waiting, at, links = list(reversed(path.split("/"))), root, 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            at = at if at == root else at.parent
+        elif part not in ("", "."):
+            if not (at / part).is_symlink():
+                at = at / part
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(at / part)
+            at = root if target.startswith("/") else at
+            waiting += reversed(target.split("/"))
+    return at

@@ -14,6 +14,7 @@ ALL_VARIABLES = {
     "agents/sandbox/hostile.py": "a sleeping process that attacks try to see",
     "agents/sandbox/namespaces.py": "asks an isolating program for its version",
     "agents/sandbox/unsafe.py": "deletes a folder",
+    "bench/images.py": "what a shell is linked to",
     "bench/gateway.py": "this package's own server",
     "bench/serving.py": "this package's own server",
     "bench/asynchronous_scale.py": "this package's own commands",

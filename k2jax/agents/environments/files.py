@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.types import WORK
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 
@@ -57,7 +59,7 @@ class FilesEnvironment(ToolEnvironment):
     def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         """With this program's own Python, where the task has no image."""
         shown = read_only if task.image else tuple(dict.fromkeys((*read_only, *host_python().read_only)))
-        return SandboxSpec(image=task.image, read_only=shown)
+        return SandboxSpec(image=task.image, read_only=shown, workdir=WORK)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Writes the files; EnvironmentFailedError where they cannot be written."""
@@ -94,6 +96,10 @@ class NamedFilesEnvironment(ToolEnvironment):
     """
 
     needs_sandbox = True
+
+    def spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
+        """Its folder is that of the files, whatever an image says."""
+        return dataclasses.replace(super().spec(task, read_only), workdir=WORK)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Writes the files.

@@ -21,7 +21,7 @@ from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
 from k2jax.agents.sandbox.interpreter import host_python
-from k2jax.agents.sandbox.types import MEBI, ExecResult
+from k2jax.agents.sandbox.types import MEBI, WORK, ExecResult
 from k2jax.agents.task import Task
 from k2jax.errors import UserError, abbreviate
 
@@ -90,7 +90,7 @@ class RepositoryEnvironment(ToolEnvironment):
 def repository_spec(task: Task, read_only: HostPaths = ()) -> SandboxSpec:
     """A sandbox for a task's repository: its image, or the host's Python."""
     if task.image:
-        return SandboxSpec(image=task.image, read_only=read_only, limits=LIMITS)
+        return SandboxSpec(image=task.image, read_only=read_only, limits=LIMITS, workdir=WORK)
     paths = dict.fromkeys((*read_only, *host_python().read_only))
     return SandboxSpec(read_only=tuple(paths), limits=LIMITS, env={"PYTHONPATH": PACKAGES})
 

@@ -11,6 +11,7 @@ from typing import Any
 from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
+from k2jax.agents.sandbox.types import WORK
 from k2jax.agents.task import Task
 from k2jax.agents.toolsets.calling import CallResult, Toolbox
 from k2jax.agents.toolsets.overlap import Overlap
@@ -34,7 +35,6 @@ class ToolEnvironment(Environment):
         needs_sandbox: whether a task must have a tool that works in a sandbox.
     """
 
-    folder = "/work"
     needs_sandbox = False
 
     def __init__(self, services: Services = NO_SERVICES):
@@ -46,6 +46,11 @@ class ToolEnvironment(Environment):
         self._toolbox, self._overlap = Toolbox(()), Overlap()
         self._turns: list[str] = []
         self._steps = 0
+
+    @property
+    def folder(self) -> str:  # type: ignore[override]
+        """Where commands of the sandbox begin: the folder of its image, or ``/work``."""
+        return self._sandbox.workdir if self._sandbox is not None else WORK
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]

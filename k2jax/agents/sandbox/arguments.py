@@ -5,56 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 import os
 from pathlib import Path
-import stat
 from typing import Any
 
 from k2jax.agents.sandbox import seccomp
-from k2jax.agents.sandbox.launcher import Invocation, json_records
-from k2jax.agents.sandbox.mount_namespace import NOBODY, TERMINALS, SandboxStage
+from k2jax.agents.sandbox.launcher import Invocation, SandboxView, json_records
+from k2jax.agents.sandbox.mount_namespace import TERMINALS, SandboxStage
+from k2jax.agents.sandbox.overlay import ROOT, UPPER
 
-_NOT_FROM_IMAGE = {"dev", "proc", "run", "sys", "tmp", "work"}
-"""What an image has at the places of a sandbox's own folders, which is not shown, be it a folder or a link."""
 HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders of the host's programs beside ``/usr``, mostly links into it."""
 _ISOLATION = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try"),
-    *("--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"),
+    *("--disable-userns", "--hostname", "sandbox"),
     *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
 )
 
 
-def root_arguments(stage: SandboxStage, box: Path, image: str, read_only: Mapping[str, str]) -> list[str]:
+def root_arguments(stage: SandboxStage, box: Path, view: SandboxView) -> list[str]:
     """Arguments for what is visible inside: the same for every command of a sandbox.
 
     Args:
         stage: where the host's part lies.
         box: the sandbox's own files.
-        image: folder of an unpacked root file system; empty for the host's /usr.
-        read_only: paths of the host by the paths inside.
+        view: see ``SandboxView``.
     """
-    arguments = list(_ISOLATION)
-    for source, inside, is_link in root_entries(stage, image):
-        arguments += ["--symlink" if is_link else "--ro-bind", source, inside]
-    for inside, source in read_only.items():
-        arguments += ["--ro-bind", source, inside]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", str(box / TERMINALS), "/dev/pts"]
-    for name, inside in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("work", "/work")):
-        arguments += ["--bind", str(box / name), inside]
+    arguments = [*_ISOLATION, "--uid", str(view.user), "--gid", str(view.user)]
+    closed = ["/proc", "/dev"]
     # A process may write to the memory of another of its user in /proc, the first one's too, which tells exit codes.
-    return [*arguments, "--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
+    if view.image:
+        arguments += ["--bind", str(box / ROOT), "/"]
+    else:
+        for source, inside, is_link in host_entries(stage):
+            arguments += ["--symlink" if is_link else "--ro-bind", source, inside]
+        for inside, source in view.shown.items():
+            arguments += ["--ro-bind", str(source), inside]
+        closed.append("/")
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", str(box / TERMINALS), "/dev/pts"]
+    for name, inside in own_folders(view).items():
+        arguments += ["--bind", str(box / name), inside]
+    return [*arguments, *(word for place in closed for word in ("--remount-ro", place))]
 
 
-def root_entries(stage: SandboxStage, image: str) -> Iterator[tuple[str, str, bool]]:
-    """What a sandbox shows at its top of an image, or of the host's programs where that is empty.
+def own_folders(view: SandboxView) -> dict[str, str]:
+    """Where a sandbox's own folders are inside, by their names among its files."""
+    return {"shm": "/dev/shm", "tmp": "/tmp", "work": "/work"} | ({UPPER: f"/{UPPER}"} if view.written else {})
+
+
+def host_entries(stage: SandboxStage) -> Iterator[tuple[str, str, bool]]:
+    """What a sandbox without an image shows at its top: the host's programs.
 
     Yields:
         A path of the host or the target of a link, the path inside, and whether it is a link.
     """
-    if image:
-        root = stage.visible(image, alone=True)
-        for name, target in image_entries(image):
-            yield target or str(root / name), f"/{name}", bool(target)
-        return
     yield "/usr", "/usr", False
     for folder in HOST_FOLDERS:
         if os.path.islink(folder):
@@ -62,21 +64,6 @@ def root_entries(stage: SandboxStage, image: str) -> Iterator[tuple[str, str, bo
         elif os.path.isdir(folder):
             yield folder, folder, False
     yield str(stage.path / "etc"), "/etc", False
-
-
-def image_entries(image: str) -> Iterator[tuple[str, str]]:
-    """What an image shows at the top of a sandbox: names, and for links their targets, which are looked for inside.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: an entry is neither a folder, a regular file nor a link.
-    """
-    for name in sorted(set(os.listdir(image)) - _NOT_FROM_IMAGE):
-        path = os.path.join(image, name)
-        mode = os.lstat(path).st_mode
-        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            raise ValueError(f"{name!a} in the image is neither a folder, a file nor a link")
-        yield name, os.readlink(path) if stat.S_ISLNK(mode) else ""
 
 
 def command_arguments(root: Sequence[str], cwd: str, env: Mapping[str, str], descriptors: Mapping[str, int]) -> bytes:
@@ -105,10 +92,9 @@ class BubblewrapLauncher:
     def __init__(self):
         self._filter = seccomp.program()
 
-    def root(self, stage: SandboxStage, box: Path, record: Mapping[str, Any]) -> list[str]:
-        """Arguments for what is visible."""
-        read_only = {inside: str(stage.visible(source)) for inside, source in record["read_only"].items()}
-        return root_arguments(stage, box, record["image"], read_only)
+    def root(self, stage: SandboxStage, box: Path, view: SandboxView) -> list[str]:
+        """Arguments for what is view."""
+        return root_arguments(stage, box, view)
 
     def invoke(self, root: list[str], record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
         """A command that waits where limits must be set from outside."""

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from k2jax.agents.sandbox import files
-from k2jax.agents.sandbox.types import Capabilities, Sandbox, SandboxError
+from k2jax.agents.sandbox.types import WORK, Capabilities, Sandbox, SandboxError
 
 FILE_SECONDS = 30.0
 """Wall time in which a file or a listing must be there, and how long the caller waits for it [s]."""
@@ -26,11 +26,20 @@ class FolderSandbox(Sandbox):
         env: variables of every command.
         root: descriptor of the folder, closed with the sandbox.
         places: folders that a program sees, in the order in which messages name them, and where each lies below the
-            root; a relative path is below ``/work``, which is one of them.
+            root; an empty one is everything else.
+        workdir: folder of commands that are given none, and of relative paths.
     """
 
-    def __init__(self, capabilities: Capabilities, env: Mapping[str, str], *, root: int, places: Mapping[str, str]):
-        super().__init__(capabilities, env)
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        env: Mapping[str, str],
+        *,
+        root: int,
+        places: Mapping[str, str],
+        workdir: str = WORK,
+    ):
+        super().__init__(capabilities, env, workdir)
         self._root: int | None = root
         self._places = places
 
@@ -68,22 +77,23 @@ class FolderSandbox(Sandbox):
 
     def _outside(self, path: str) -> str:
         """Where a path inside lies below the root."""
-        place, below = place_of(path, self._places)
+        place, below = place_of(path, self._places, self.workdir)
         return place + below
 
 
-def place_of(path: str, places: Mapping[str, str]) -> tuple[str, str]:
+def place_of(path: str, places: Mapping[str, str], workdir: str = WORK) -> tuple[str, str]:
     """Which folder a path inside lies in, and where below it.
 
     Args:
-        path: inside; a relative path is below ``/work``.
-        places: names of the folders by their paths inside.
+        path: inside.
+        places: names of the folders by their paths inside; see ``FolderSandbox``.
+        workdir: folder of relative paths.
 
     Raises:
         SandboxError: it is in none of them.
     """
     if not path.startswith("/"):
-        path = f"/work/{path}"
+        path = f"{workdir}/{path}"
     for inside, name in places.items():
         if path == inside or path.startswith(f"{inside}/"):
             return name, path[len(inside) :]

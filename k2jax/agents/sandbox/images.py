@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import NamedTuple
 
-from k2jax.agents.sandbox.arguments import image_entries
+from k2jax.agents.sandbox.files import read_file
 from k2jax.agents.sandbox.mounts import is_never_shown
+from k2jax.agents.sandbox.types import WORK, SandboxError
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
+_LAST_USER = (1 << 32) - 2
+_MOST_PASSWD = 1 << 20
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where programs are looked for in an image that does not say it, as in containers."""
 _CHOOSE = "choose with --images=..., or rl.images in a config"
 
 
@@ -41,30 +47,80 @@ def image_folder(image: str, images: str) -> str:
     real = confined(f"sha256/{digest[1]}" if digest else image, root, "image")
     if not any(_is_folder(os.path.join(real, name)) for name in ("usr", "bin")):
         raise UserError(f"the image {abbreviate(image)} is no folder of an unpacked root file system, with usr or bin")
-    try:
-        list(image_entries(real))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the image {abbreviate(image)} cannot be shown: {error}") from None
     return real
 
 
-def image_variables(root: str) -> dict[str, str]:
-    """Variables that an image wants for its programs, from the record that ``python -m k2jax.sandbox image`` writes.
+class ImageSettings(NamedTuple):
+    """How programs on an image are started where a spec says nothing else.
+
+    Attributes:
+        env: variables.
+        user: number of their user.
+        workdir: their folder.
+    """
+
+    env: dict[str, str]
+    user: int
+    workdir: str
+
+
+def image_settings(root: str, user: str, workdir: str) -> ImageSettings:
+    """What an image wants for its programs, from the record that ``python -m k2jax.sandbox image`` writes.
 
     Args:
-        root: what ``image_folder`` has returned; an image that was unpacked otherwise has no record.
+        root: what ``image_folder`` has returned; an image that was unpacked otherwise has no record, and as in
+            containers its programs run as root.
+        user: of the spec.
+        workdir: of the spec.
 
     Raises:
-        UserError: the record is damaged.
+        UserError: the record is damaged, or the image has no such user.
     """
+    env, own_user, own_workdir = _recorded(root)
+    number, home = _user(root, user or own_user or "0")
+    return ImageSettings({"PATH": _PATH, "HOME": home} | env, number, workdir or own_workdir or WORK)
+
+
+def _recorded(root: str) -> tuple[dict[str, str], str, str]:
+    """Variables, user and folder of an image's record."""
     path = f"{root}.json"
     if os.path.basename(os.path.dirname(root)) != "sha256" or not os.path.isfile(path):
-        return {}
+        return {}, "", ""
     try:
         with open(path, encoding="utf-8") as file:
-            return {str(name): str(value) for name, value in json.load(file)["config"]["env"].items()}
+            config = json.load(file)["config"]
+        env = {str(name): str(value) for name, value in config["env"].items()}
+        return env, str(config["user"]), str(config["workdir"])
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} is damaged; delete it and fetch the image again") from None
+
+
+def _user(root: str, user: str) -> tuple[int, str]:
+    """The number of a user, and its home folder; a group behind it is left out, since all files are the user's."""
+    name = user.partition(":")[0]
+    entries = [line.split(":") for line in _passwd(root).splitlines()]
+    for entry in (entry for entry in entries if len(entry) >= 6 and entry[2].isdecimal()):
+        if name in (entry[0], entry[2]):
+            return _number(int(entry[2]), user), entry[5] or "/"
+    if not name.isdecimal():
+        raise UserError(f"the image has no user {abbreviate(name)} in /etc/passwd; name another one, or a number")
+    return _number(int(name), user), "/"
+
+
+def _number(number: int, user: str) -> int:
+    if number > _LAST_USER:
+        raise UserError(f"{abbreviate(user)} is no user: numbers end at {_LAST_USER}")
+    return number
+
+
+def _passwd(root: str) -> str:
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return read_file(folder, "etc/passwd", _MOST_PASSWD).decode(errors="replace")
+    except SandboxError:  # an image need not have it
+        return ""
+    finally:
+        os.close(folder)
 
 
 def image_name(image: str, images: str) -> str:

@@ -26,6 +26,23 @@ class Invocation(NamedTuple):
     block: int | None = None
 
 
+class SandboxView(NamedTuple):
+    """What the commands of a sandbox see, and as whom they run.
+
+    Attributes:
+        shown: files and folders of the host by their places inside, read-only; where the sandbox has an image, they are
+            in its root.
+        user: number of their user and group inside.
+        image: folder of the image; empty for the host's programs.
+        written: whether what was written to the image is at ``/upper``.
+    """
+
+    shown: Mapping[str, Path]
+    user: int
+    image: str = ""
+    written: bool = False
+
+
 class Launcher(Protocol):
     """One isolating program.
 
@@ -35,13 +52,13 @@ class Launcher(Protocol):
 
     complaints: tuple[bytes, ...]
 
-    def root(self, stage: SandboxStage, box: Path, record: Mapping[str, Any]) -> Any:
+    def root(self, stage: SandboxStage, box: Path, view: SandboxView) -> Any:
         """What is the same for every command of a sandbox.
 
         Args:
             stage: where the host's part lies.
             box: the sandbox's own files.
-            record: see ``SandboxSpawner``.
+            view: see ``SandboxView``.
         """
         ...
 

@@ -14,11 +14,22 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from k2jax.agents.sandbox.kernel_mounts import (
+    BIND,
+    NEW_MOUNTS,
+    NEW_USERS,
+    NO_DEVICES,
+    NO_PROGRAMS,
+    NO_SETUID,
+    PRIVATE,
+    RECURSIVE,
+    detach,
+    kernel_call,
+    mount,
+)
+from k2jax.agents.sandbox.overlay import LAYERS, OWN_FILES, ImageRoot, mount_image
+
 NOBODY = 65534
-_NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000
-_READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _REMOUNT = 1, 2, 4, 8, 0x20
-_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 1 << 18
-_DETACH, _NO_FOLLOW = 2, 8
 _SUBREAPER, _DUMPABLE = 36, 4
 _ETC = {
     "passwd": f"root:x:0:0::/work:/bin/sh\nsandbox:x:{NOBODY}:{NOBODY}::/work:/bin/sh\n",
@@ -35,25 +46,6 @@ TERMINALS = "pts"
 _TERMINAL_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=32"
 """The kernel has a few thousand pseudo-terminals for all sandboxes together."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _call(name: str, *arguments: object) -> None:
-    if getattr(_libc, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def _mount(source: str, target: Path, kind: str | None, flags: int, options: str = "") -> None:
-    _call(
-        "mount",
-        source.encode(),
-        os.fsencode(target),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        options.encode(),
-    )
-
 
 def _copy(source: Path, target: Path) -> None:
     """Copies a file, or a folder with all that is in it; links into /usr stay links. What is missing is left out."""
@@ -69,7 +61,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def adopt_orphans() -> None:
     """Makes this process the parent of processes below it whose own parent has ended."""
-    _call("prctl", _SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    kernel_call("prctl", _SUBREAPER, *map(ctypes.c_ulong, (1, 0, 0, 0)))
 
 
 class BoxFiles(NamedTuple):
@@ -86,7 +78,7 @@ class BoxFiles(NamedTuple):
 
 def enter_mounts(namespace: int) -> None:
     """Moves this process, which has a single thread, into a mount namespace."""
-    _call("setns", namespace, _NEW_MOUNTS)
+    kernel_call("setns", namespace, NEW_MOUNTS)
 
 
 def new_user_namespace() -> None:
@@ -95,8 +87,8 @@ def new_user_namespace() -> None:
     Raises:
         OSError: the machine does not allow it.
     """
-    _call("unshare", _NEW_USERS)
-    _call("prctl", _DUMPABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # else its files in /proc belong to root
+    kernel_call("unshare", NEW_USERS)
+    kernel_call("prctl", _DUMPABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # else its files in /proc belong to root
 
 
 def map_one_user(user: int, outside: int, group: int, group_outside: int) -> None:
@@ -128,9 +120,9 @@ class SandboxStage:
             user, group = os.geteuid(), os.getegid()
             new_user_namespace()
             map_one_user(0, user, 0, group)
-        _call("unshare", _NEW_MOUNTS)
-        _mount("none", Path("/"), None, _RECURSIVE | _PRIVATE)
-        _mount("tmpfs", path, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=16m")
+        kernel_call("unshare", NEW_MOUNTS)
+        mount("none", Path("/"), None, RECURSIVE | PRIVATE)
+        mount("tmpfs", path, "tmpfs", NO_SETUID | NO_DEVICES, "mode=0755,size=16m")
         for folder in ("etc", "boxes", "visible"):
             (path / folder).mkdir()
         for name, text in _ETC.items():
@@ -145,19 +137,15 @@ class SandboxStage:
         What isolates reads the whole list of mounts for each of those that it makes, so a short list is quick.
         """
         with contextlib.suppress(OSError):  # the mounts that a user namespace was made with are locked
-            _call("umount2", os.fsencode(folder), _DETACH | _NO_FOLLOW)
+            detach(Path(folder))
 
-    def visible(self, source: str, *, alone: bool = False) -> Path:
+    def visible(self, source: str) -> Path:
         """A path below ``path`` at which the sandboxes' user reaches a file or folder of the host.
 
-        Folders above ``source`` may be closed to that user.
-
-        Args:
-            source: absolute path.
-            alone: whether it is shown without what is mounted in it, and its devices are not usable.
+        Folders above ``source``, an absolute path, may be closed to that user.
 
         Raises:
-            OSError: it cannot be shown; ``alone``, the kernel refuses that to others than root where it holds a mount.
+            OSError: it cannot be shown.
         """
         if source not in self._visible:
             target = self.path / "visible" / str(len(self._visible))
@@ -165,11 +153,7 @@ class SandboxStage:
                 target.mkdir()
             else:
                 target.touch()
-            _mount(source, target, None, _BIND if alone else _BIND | _RECURSIVE)
-            if alone:
-                kept = os.statvfs(target).f_flag & _NO_PROGRAMS  # which a user namespace cannot take away
-                flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SETUID | _NO_DEVICES | kept
-                _mount("none", target, None, flags)
+            mount(source, target, None, BIND | RECURSIVE)
             self._visible[source] = target
         return self._visible[source]
 
@@ -178,7 +162,7 @@ class SandboxStage:
         if self._hidden:
             return
         top = Path("/run/user") if os.path.isdir("/run/user") else Path("/run")
-        _mount("tmpfs", top, "tmpfs", _NO_SETUID | _NO_DEVICES, "mode=0755,size=1m")
+        mount("tmpfs", top, "tmpfs", NO_SETUID | NO_DEVICES, "mode=0755,size=1m")
         folder = Path(f"/run/user/{NOBODY}/nsjail")
         for name in ("root", "tmp"):
             (folder / name).mkdir(parents=True)
@@ -186,26 +170,34 @@ class SandboxStage:
             os.chown(path, self.user or 0, self.user or 0)
         self._hidden = True
 
-    def make_box(self, box: Path, *, disk: int, files: int) -> BoxFiles:
+    def make_box(self, box: Path, *, disk: int, files: int, on_image: bool) -> BoxFiles:
         """Mounts a new tmpfs for one sandbox, with its folders ``work``, ``tmp``, ``shm`` and ``pts``.
 
         What it shows of the host must have been made visible before.
+
+        Args:
+            box: a folder that is not there yet.
+            disk: bytes that its files may have.
+            files: how many there may be.
+            on_image: whether it has the folders of an overlay, too; see ``mount_root``.
 
         Raises:
             OSError: the kernel does not allow it.
         """
         box.mkdir()
-        _call("unshare", _NEW_MOUNTS)  # a copy, in which this process is until it has made the files
+        kernel_call("unshare", NEW_MOUNTS)  # a copy, in which this process is until it has made the files
         try:
             owner = self.user or 0
-            options = f"mode=0755,size={disk},nr_inodes={files + 2 + len(_SHARED)},uid={owner},gid={owner}"
-            _mount("tmpfs", box, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
-            for folder, mode in _SHARED.items():
+            own = 2 + len(_SHARED) + (OWN_FILES if on_image else 0)
+            options = f"mode=0755,size={disk},nr_inodes={files + own},uid={owner},gid={owner}"
+            mount("tmpfs", box, "tmpfs", NO_SETUID | NO_DEVICES, options)
+            folders = _SHARED | (LAYERS if on_image else {})
+            for folder, mode in folders.items():
                 (box / folder).mkdir()
                 os.chown(box / folder, owner, owner)
                 (box / folder).chmod(mode)
             (box / TERMINALS).mkdir()
-            _mount("devpts", box / TERMINALS, "devpts", _NO_SETUID | _NO_PROGRAMS, _TERMINAL_OPTIONS)
+            mount("devpts", box / TERMINALS, "devpts", NO_SETUID | NO_PROGRAMS, _TERMINAL_OPTIONS)
             root = os.open(box, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 return BoxFiles(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), root)
@@ -215,6 +207,18 @@ class SandboxStage:
         finally:
             enter_mounts(self._namespace)
 
+    def mount_root(self, box: Path, namespace: int, root: ImageRoot) -> None:
+        """Mounts the root of a sandbox on an image, in the mount namespace of its files, before anything runs on it.
+
+        Raises:
+            OSError: the kernel does not allow it, or there is no room.
+        """
+        enter_mounts(namespace)
+        try:
+            mount_image(box, root)
+        finally:
+            enter_mounts(self._namespace)
+
     def leave(self) -> None:
         """Unmounts everything; afterwards the host's folder can be deleted."""
-        _call("umount2", os.fsencode(self.path), _DETACH | _NO_FOLLOW)
+        detach(self.path)

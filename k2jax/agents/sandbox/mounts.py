@@ -7,7 +7,6 @@ import os
 from k2jax.agents.sandbox.arguments import HOST_FOLDERS
 from k2jax.agents.sandbox.types import HostPaths, MountedPath
 from k2jax.errors import UserError
-from k2jax.files.confined import is_below
 
 _NEVER = ("/", "/home", "/root", "/run", "/tmp", "/var", "/proc", "/sys", "/dev", "/etc")
 """Folders of the host that no sandbox shows whole."""
@@ -19,12 +18,8 @@ _PROGRAMS = ("/usr", "/etc", *HOST_FOLDERS)
 """Folders where a sandbox has what it needs itself, and where no folder can be made to mount on."""
 
 
-def mounts(paths: HostPaths, image: str = "") -> dict[str, str]:
+def mounts(paths: HostPaths) -> dict[str, str]:
     """Absolute paths of the host without links, by the paths inside, the outer ones before those in them.
-
-    Args:
-        paths: what is shown.
-        image: folder of the sandbox's root file system; what makes mount points would follow its links on the host.
 
     Raises:
         UserError: a path is not absolute or does not exist, or its place is not free.
@@ -45,8 +40,6 @@ def mounts(paths: HostPaths, image: str = "") -> dict[str, str]:
             raise UserError(f"{source} cannot be shown at {place}, where a sandbox has its own; write() it, or move it")
         if isinstance(path, MountedPath) and _within(place, _PROGRAMS):
             raise UserError(f"{source} cannot be shown at {place}, in a folder of programs; choose another place")
-        if image and not is_below(os.path.realpath(image + place), image):
-            raise UserError(f"{source} cannot be shown at {place}, because a link of the image leads from there")
         if found.setdefault(place, real) != real:
             raise UserError(f"{found[place]} and {real} cannot both be shown at {place}")
     for path in paths:

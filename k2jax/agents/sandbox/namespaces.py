@@ -19,28 +19,35 @@ import platform
 import shutil
 import subprocess
 import threading
-from typing import ClassVar
+from typing import Any, ClassVar
 import weakref
 
 from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
-from k2jax.agents.sandbox.images import image_folder, image_variables
+from k2jax.agents.sandbox.images import ImageSettings, image_folder, image_settings
+from k2jax.agents.sandbox.mount_namespace import NOBODY
 from k2jax.agents.sandbox.mounts import mounts
+from k2jax.agents.sandbox.overlay import ROOT, UPPER
 from k2jax.agents.sandbox.process import SandboxProcess, result_of
 from k2jax.agents.sandbox.spawner_client import Answer, Link
-from k2jax.agents.sandbox.types import Capabilities, Command, ExecResult, SandboxError, SandboxSpec
-from k2jax.errors import UserError
+from k2jax.agents.sandbox.types import MEBI, WORK, Capabilities, Command, ExecResult, SandboxError, SandboxSpec
+from k2jax.errors import UserError, abbreviate
 
 _WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
 """Folders that a program can write to, and their names in the sandbox's own folder on the host."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 """Variables of every command, where its image does not choose others."""
-_PACK = ("tar", "--create", "--sparse", "--file=-", "work", "tmp", "dev/shm")
+_OF_A_MOUNT = ("impure", "origin", "uuid")
+"""Attributes that the kernel gives to files of an overlay for as long as that is mounted."""
+_PACK = ("tar", "--create", "--sparse", "--file=-")
 _UNPACK = ("tar", "--extract", "--preserve-permissions", "--file=-")
+_ATTRIBUTES = ("--xattrs", "--xattrs-include=user.*", *(f"--xattrs-exclude=user.overlay.{n}" for n in _OF_A_MOUNT))
+"""What says of a folder that nothing of the image shows in it."""
 _PACKING = 120.0
 """Time limit of ``tar`` [s]."""
 _ARCHIVE = 4096
 """Most bytes that an archive needs for a file beside what is in it."""
+_NOTHING_SHOWN = {"read_only": {}, "image": "", "deferred": False}
 _STARTS = 2
 """Spawners that are tried before the machine is to blame."""
 _GRACE = 30.0
@@ -105,10 +112,37 @@ class NamespaceBackend(abc.ABC):
 
     async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A new sandbox; see ``SandboxBackend.open``."""
-        image = image_folder(spec.image, self._images) if spec.image else ""
-        shown = mounts(spec.read_only, image)
+        return await self._opened(spec)
+
+    async def restore(self, spec: SandboxSpec, snapshot: bytes) -> NamespaceSandbox:
+        """A new sandbox with the files of another one of the same spec.
+
+        Args:
+            spec: see ``open``.
+            snapshot: what ``NamespaceSandbox.snapshot`` returned.
+
+        Raises:
+            SandboxError: the files cannot be copied.
+        """
+        sandbox = await self._opened(spec, deferred=True)
+        try:
+            await sandbox.unpack(snapshot)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def _opened(self, spec: SandboxSpec, *, deferred: bool = False) -> NamespaceSandbox:
+        image, settings = "", ImageSettings({}, NOBODY, spec.workdir or WORK)
+        if spec.image:
+            image = image_folder(spec.image, self._images)
+            settings = image_settings(image, spec.user, spec.workdir)
+        elif spec.user:
+            raise UserError(f"the user {abbreviate(spec.user)} needs an image that has it; leave it out")
+        shown = mounts(spec.read_only)
         link = await asyncio.to_thread(self._connect)
-        return await self._open(link, spec, image, shown)
+        record = {"read_only": shown, "image": image, "deferred": deferred}
+        return await self._open(link, spec, record, settings)
 
     def _connect(self) -> Link:
         """The running spawner, or a new one, tried out first."""
@@ -133,23 +167,26 @@ class NamespaceBackend(abc.ABC):
         )
 
     async def _try_out(self, link: Link) -> None:
-        async with await self._open(link, SandboxSpec(), "", {}) as sandbox:
+        async with await self._open(link, SandboxSpec(), _NOTHING_SHOWN, ImageSettings({}, NOBODY, WORK)) as sandbox:
             await sandbox.exec(["/bin/sh", "-c", ":"])
 
-    async def _open(self, link: Link, spec: SandboxSpec, image: str, shown: Mapping[str, str]) -> NamespaceSandbox:
-        limits, variables = spec.limits, image_variables(image) if image else {}
+    async def _open(
+        self, link: Link, spec: SandboxSpec, record: Mapping[str, Any], settings: ImageSettings
+    ) -> NamespaceSandbox:
+        limits = spec.limits
         number, future = link.ask(
             "open",
             limits={name: int(getattr(limits, name)) for name in limits.__dataclass_fields__},
-            read_only=shown,
-            image=image,
+            user=settings.user,
+            workdir=settings.workdir,
+            **record,
         )
         try:
             answer = await _answer(future, _GRACE)
         except BaseException:
             future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
-        return NamespaceSandbox(link, answer, spec, self, variables)
+        return NamespaceSandbox(link, answer, spec, self, settings)
 
 
 def find_program(kind: str, name: str, wheel: tuple[str, str], option: str, install: str) -> tuple[str, str, str]:
@@ -219,16 +256,20 @@ class NamespaceSandbox(FolderSandbox):
     """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``."""
 
     def __init__(
-        self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend, image_env: Mapping[str, str]
+        self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend, settings: ImageSettings
     ):
         """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
-        env = ENVIRONMENT | image_env | dict(spec.env)
-        super().__init__(backend.capabilities, env, root=opened.descriptor, places=_WRITABLE)
+        env = ENVIRONMENT | settings.env | dict(spec.env)
+        places = _WRITABLE | ({"": ROOT} if spec.image else {})
+        super().__init__(backend.capabilities, env, root=opened.descriptor, places=places, workdir=settings.workdir)
         self._link, self._box, self._spec, self._backend = link, opened.record["box"], spec, backend
 
     async def _run(self, command: Command) -> ExecResult:
+        return await self._ran(command)
+
+    async def _ran(self, command: Command, *, bare: bool = False) -> ExecResult:
         record = command._asdict()
-        number, future = self._link.ask("exec", record.pop("stdin"), box=self._box, **record)
+        number, future = self._link.ask("exec", record.pop("stdin"), box=self._box, bare=bare, **record)
         try:
             answer = await _answer(future, max(command.timeout, 0.0) + _GRACE)
         except BaseException:
@@ -239,13 +280,13 @@ class NamespaceSandbox(FolderSandbox):
         return result_of(answer, answer.payload[:size], answer.payload[size:])
 
     async def start(
-        self, argv: Sequence[str], *, cwd: str = "/work", env: Mapping[str, str] | None = None, first: bool = False
+        self, argv: Sequence[str], *, cwd: str = "", env: Mapping[str, str] | None = None, first: bool = False
     ) -> SandboxProcess:
         """Starts a program that lives until it ends, is ended, or the sandbox is closed.
 
         Args:
             argv: program and arguments; its input and output are the two directions of one socket.
-            cwd: its folder, inside.
+            cwd: its folder, inside; empty for the sandbox's.
             env: variables beside those of the spec.
             first: whether it is the first process of its namespace, which nothing inside can kill.
 
@@ -253,11 +294,11 @@ class NamespaceSandbox(FolderSandbox):
             SandboxError: the sandbox failed. A program that cannot be started is one that ends at once.
         """
         self._check_open()
-        command = Command(list(argv), b"", cwd, self._env | dict(env or {}), 0.0, 0)
+        command = Command(list(argv), b"", cwd or self.workdir, self._env | dict(env or {}), 0.0, 0)
         if (problem := self._problem(command)) is not None:
             raise SandboxError(problem.decode())
         ended: Future[Answer] = Future()
-        record = {"argv": command.argv, "cwd": cwd, "env": command.env, "first": first}
+        record = {"argv": command.argv, "cwd": command.cwd, "env": command.env, "first": first}
         number, future = self._link.ask("start", later=ended, box=self._box, **record)
         try:
             answer = await _answer(future, _GRACE)
@@ -267,16 +308,31 @@ class NamespaceSandbox(FolderSandbox):
         return SandboxProcess(self._link, number, answer.descriptor, ended)
 
     async def snapshot(self) -> bytes:
-        """All files in /work, /tmp and /dev/shm, for ``fork``; what runs is not part of it.
+        """All files in /work, /tmp and /dev/shm and all that is changed in an image, for ``fork``.
+
+        What runs is not part of it.
 
         Raises:
-            SandboxError: they are more than the limit on disk allows, or the image has no ``tar``.
+            SandboxError: they are more than the limit on disk allows.
         """
         limit = self._spec.limits.disk + _ARCHIVE * self._spec.limits.files
-        result = await self.exec(_PACK, cwd="/", timeout=_PACKING, output_limit=limit)
+        folders = ["work", "tmp", "dev/shm", *([UPPER] if self._spec.image else [])]
+        result = await self._packing([*_PACK, *self._attributes(), *folders], limit=limit)
         if result.code or result.truncated:
             raise SandboxError(f"no snapshot: tar ended with code {result.code}: {result.stderr[:200]!a}")
         return result.stdout
+
+    async def unpack(self, snapshot: bytes) -> None:
+        """Takes the files of a snapshot, once, in a sandbox on whose image nothing has run.
+
+        Raises:
+            SandboxError: the files cannot be copied.
+        """
+        result = await self._packing([*_UNPACK, *self._attributes()], snapshot)
+        if result.code:
+            raise SandboxError(f"no fork: tar ended with code {result.code}: {result.stderr[:200]!a}")
+        _, future = self._link.ask("mount", box=self._box)
+        await _answer(future, _GRACE)
 
     async def fork(self, snapshot: bytes | None = None) -> NamespaceSandbox:
         """A new sandbox of the same spec with these files.
@@ -288,15 +344,15 @@ class NamespaceSandbox(FolderSandbox):
             SandboxError: the files cannot be copied.
         """
         data = await self.snapshot() if snapshot is None else snapshot
-        other = await self._backend.open(self._spec)
-        try:
-            result = await other.exec(_UNPACK, cwd="/", stdin=data, timeout=_PACKING)
-            if result.code:
-                raise SandboxError(f"no fork: tar ended with code {result.code}: {result.stderr[:200]!a}")
-        except BaseException:
-            await other.close()
-            raise
-        return other
+        return await self._backend.restore(self._spec, data)
+
+    def _attributes(self) -> tuple[str, ...]:
+        return _ATTRIBUTES if self._spec.image else ()
+
+    async def _packing(self, argv: list[str], stdin: bytes = b"", limit: int = 0) -> ExecResult:
+        """Runs the host's ``tar`` on this sandbox's files."""
+        self._check_open()
+        return await self._ran(Command(argv, stdin, "/", ENVIRONMENT, _PACKING, max(limit, MEBI)), bare=True)
 
     async def _end(self) -> None:
         with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it

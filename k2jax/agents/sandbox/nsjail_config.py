@@ -16,9 +16,10 @@ import resource
 from typing import Any
 
 from k2jax.agents.sandbox import seccomp
-from k2jax.agents.sandbox.arguments import root_entries
-from k2jax.agents.sandbox.launcher import Invocation, json_records
+from k2jax.agents.sandbox.arguments import host_entries, own_folders
+from k2jax.agents.sandbox.launcher import Invocation, SandboxView, json_records
 from k2jax.agents.sandbox.mount_namespace import NOBODY, TERMINALS, SandboxStage
+from k2jax.agents.sandbox.overlay import ROOT
 
 FIRST_PROCESS = (
     'exec 3>&2 2>/dev/null; cd -- "$1" 2>&3 || exit 127; shift; unset OLDPWD; (exec "$@") 2>&3 3>&-; exit $?'
@@ -26,7 +27,6 @@ FIRST_PROCESS = (
 """The shell keeps quiet about how the command ended; what the command says goes where it belongs."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
-_BOX = {"shm": "/dev/shm", "tmp": "/tmp", "work": "/work"}
 _KEPT = ("as", "cpu", "fsize", "nofile")
 """Limits for which nsjail has values of its own; they stay as they are unless they are given."""
 _CHILD = re.compile(rb"Added pid=(\d+) ")
@@ -42,43 +42,43 @@ class NsjailLauncher:
     def __init__(self):
         self._filter = filter_text()
 
-    def root(self, stage: SandboxStage, box: Path, record: Mapping[str, Any]) -> str:
-        """Configuration that is the same for every command of a sandbox."""
+    def root(self, stage: SandboxStage, box: Path, view: SandboxView) -> tuple[str, list[str]]:
+        """Configuration and options that are the same for every command of a sandbox."""
         stage.hide_mount_points()
+        own = own_folders(view)
         outside = NOBODY if stage.user is not None else 0  # the spawner's user namespace has one user
         lines = [
             "mode: ONCE time_limit: 0 nice_level: 0",
             'hostname: "sandbox" cwd: "/"',
             "clone_newnet: true clone_newuser: true clone_newns: true clone_newpid: true",
             "clone_newipc: true clone_newuts: true clone_newcgroup: true",
-            f'uidmap {{ inside_id: "{NOBODY}" outside_id: "{outside}" count: 1 }}',
-            f'gidmap {{ inside_id: "{NOBODY}" outside_id: "{outside}" count: 1 }}',
+            f'uidmap {{ inside_id: "{view.user}" outside_id: "{outside}" count: 1 }}',
+            f'gidmap {{ inside_id: "{view.user}" outside_id: "{outside}" count: 1 }}',
             "mount_proc: true",
-            *_root(stage, record["image"]),
-            *(_bind(str(stage.visible(source)), inside) for inside, source in record["read_only"].items()),
+            *_root(stage, box, view),
             *(_bind(f"/dev/{name}", f"/dev/{name}", "rw: true") for name in _DEVICES),
             *(_link(target, f"/dev/{name}") for name, target in (_LINKS | {"ptmx": "pts/ptmx"}).items()),
             _bind(str(box / TERMINALS), "/dev/pts", "rw: true"),
-            *(_bind(str(box / name), inside, "rw: true nosuid: true nodev: true") for name, inside in _BOX.items()),
+            *(_bind(str(box / name), inside, "rw: true nosuid: true nodev: true") for name, inside in own.items()),
             f"seccomp_string: {_quoted(self._filter)}",
         ]
-        return "\n".join(lines)
+        return "\n".join(lines), ["--rw"] if view.image else []
 
-    def invoke(self, root: str, record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
+    def invoke(self, root: tuple[str, list[str]], record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
         """A command behind its shell."""
         limits = {"core": 0}
         if resource.RLIMIT_AS in late:
             limits["as"] = late[resource.RLIMIT_AS] >> 20
         if resource.RLIMIT_NPROC in late:
             limits["nproc"] = late[resource.RLIMIT_NPROC]
-        lines = [root, *(f"rlimit_{name}: {value} rlimit_{name}_type: VALUE" for name, value in limits.items())]
+        lines = [root[0], *(f"rlimit_{name}: {value} rlimit_{name}_type: VALUE" for name, value in limits.items())]
         lines += [f"rlimit_{name}_type: SOFT" for name in _KEPT if name not in limits]
         lines += [f"envar: {_quoted(f'{name}={value}')}" for name, value in record["env"].items()]
-        jail = ["nsjail", "--config", f"/proc/self/fd/{self._CONFIG}", "--log_fd", str(self._STATUS), "--verbose", "--"]
+        jail = ["nsjail", "--config", f"/proc/self/fd/{self._CONFIG}", "--log_fd", str(self._STATUS), "--verbose"]
         shell = ["/bin/sh", "-c", FIRST_PROCESS, "sh", record["cwd"]]
         if record.get("first"):
             shell = ["/bin/sh", "-c", 'cd -- "$1" || exit 127; shift; exec "$@"', "sh", record["cwd"]]
-        argv = [os.fsencode(word) for word in (*jail, *shell, *record["argv"])]
+        argv = [os.fsencode(word) for word in (*jail, *root[1], "--", *shell, *record["argv"])]
         return Invocation(argv, {self._CONFIG: "\n".join(lines).encode()}, self._STATUS)
 
     def told(self, status: bytes) -> dict[str, Any]:
@@ -120,10 +120,15 @@ def _call(number: int) -> str:
     return f"SYSCALL[{number}]"
 
 
-def _root(stage: SandboxStage, image: str) -> Iterator[str]:
-    options = "nosuid: true nodev: true" if image else ""
-    for source, inside, is_link in root_entries(stage, image):
-        yield _link(source, inside) if is_link else _bind(source, inside, options)
+def _root(stage: SandboxStage, box: Path, view: SandboxView) -> Iterator[str]:
+    if view.image:
+        yield _bind(str(box / ROOT), "/", "rw: true nosuid: true nodev: true")
+        yield 'mount { dst: "/dev" fstype: "tmpfs" options: "mode=0755,size=64k" }'
+        return
+    for source, inside, is_link in host_entries(stage):
+        yield _link(source, inside) if is_link else _bind(source, inside)
+    for inside, source in view.shown.items():
+        yield _bind(str(source), inside)
 
 
 def _bind(source: str, inside: str, options: str = "") -> str:

@@ -22,6 +22,7 @@ from k2jax.agents.sandbox.images import image_name
 from k2jax.agents.sandbox.namespaces import ENVIRONMENT
 from k2jax.agents.sandbox.types import (
     MEBI,
+    WORK,
     Capabilities,
     Command,
     ExecResult,
@@ -30,7 +31,7 @@ from k2jax.agents.sandbox.types import (
     SandboxSpec,
     command_words,
 )
-from k2jax.errors import UserError
+from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
 
 _LONGEST_COMMAND = 1 << 18
@@ -106,7 +107,7 @@ class RemoteSandbox(Sandbox):
     longest_command = _LONGEST_COMMAND
 
     def __init__(self, spec: SandboxSpec, capabilities: Capabilities, *, python: str, limits: Mapping[str, int]):
-        super().__init__(capabilities, ENVIRONMENT | dict(spec.env))
+        super().__init__(capabilities, ENVIRONMENT | dict(spec.env), spec.workdir or WORK)
         self._python = python
         self._limits = [limits.get("processes", 0), limits.get("memory", 0) >> 10, spec.limits.open_files]
         self._lock = asyncio.Lock()
@@ -223,7 +224,7 @@ class RemoteSandbox(Sandbox):
 
     async def _on_files(self, function: str, path: str, argument: Any) -> Any:
         self._check_open()
-        place, below = place_of(path, {name: name for name in ("/work", "/tmp", "/dev/shm")})
+        place, below = place_of(path, {name: name for name in ("/work", "/tmp", "/dev/shm")}, self.workdir)
         data, limit = (argument, 0) if function == "write_file" else (b"", argument)
         argv = [self._python, "-I", "-S", "-c", _FILES_PROGRAM, function, place, json.dumps(below), str(limit)]
         room = MEBI + (_MOST_NAMES if function == "list_folder" else limit)
@@ -250,5 +251,7 @@ def check_remote_spec(spec: SandboxSpec, kind: str, images: str) -> None:
     """Raises UserError for a spec that names files of this machine, or an image that is not one of ``images``."""
     if spec.image:
         image_name(spec.image, images)
+    if spec.user:
+        raise UserError(f"the {kind} backend cannot choose the user {abbreviate(spec.user)}: leave it to the image")
     if spec.read_only:
         raise UserError(f"the {kind} backend cannot show files of this machine: leave read_only empty, name an image")

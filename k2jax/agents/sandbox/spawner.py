@@ -21,9 +21,10 @@ from typing import Any
 from k2jax.agents.sandbox import cgroup, wire
 from k2jax.agents.sandbox.arguments import BubblewrapLauncher
 from k2jax.agents.sandbox.child_process import Child, Plan, set_limits, start
-from k2jax.agents.sandbox.launcher import Launcher
-from k2jax.agents.sandbox.mount_namespace import BoxFiles, SandboxStage, adopt_orphans
+from k2jax.agents.sandbox.launcher import Launcher, SandboxView
+from k2jax.agents.sandbox.mount_namespace import NOBODY, BoxFiles, SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
+from k2jax.agents.sandbox.overlay import ImageRoot
 from k2jax.agents.sandbox.running_command import RunningCommand, parent_of
 from k2jax.agents.sandbox.warden import start_warden
 
@@ -54,17 +55,36 @@ class Box:
         """Makes its files and control groups; see ``SandboxSpawner`` for the record."""
         self.limits = record["limits"]
         self.processes = self.limits["processes"]
-        self._groups, self.group = groups, groups.take(self.limits["memory"], self.processes + _OWN_PROCESSES)
+        self._stage, self._groups, self.group = (
+            stage,
+            groups,
+            groups.take(self.limits["memory"], self.processes + _OWN_PROCESSES),
+        )
         self.files: BoxFiles | None = None
         self.path = stage.path / "boxes" / name
         try:
-            self.root = launcher.root(stage, self.path, record)
-            self.files = stage.make_box(self.path, disk=self.limits["disk"], files=self.limits["files"])
+            shown = {inside: stage.visible(source) for inside, source in record["read_only"].items()}
+            view = SandboxView(shown, record["user"], record["image"])
+            self.root = launcher.root(stage, self.path, view)
+            self.bare = (
+                launcher.root(stage, self.path, SandboxView({}, NOBODY, written=True)) if view.image else self.root
+            )
+            disk, files = self.limits["disk"], self.limits["files"]
+            self.files = stage.make_box(self.path, disk=disk, files=files, on_image=bool(view.image))
+            self._image = ImageRoot(view.image, shown, record["workdir"], stage.user or 0)
+            if not record["deferred"]:
+                self.mount()
         except OSError:
+            self._forget_root()
             self.remove()
             raise
         self.jobs: set[RunningCommand] = set()
         self.closing: int | None = None
+
+    def mount(self) -> None:
+        """Mounts its root where it has an image, once, before anything runs on it."""
+        if self._image.image:
+            self._stage.mount_root(self.path, self.files.namespace, self._image)
 
     def limits_of_a_process(self) -> dict[int, int]:
         """Limits that the isolating program runs under as well."""
@@ -83,6 +103,11 @@ class Box:
             limits[resource.RLIMIT_NPROC] = self.processes
         return limits
 
+    def _forget_root(self) -> None:
+        """Closes the descriptor of files that nobody is given."""
+        if self.files is not None:
+            os.close(self.files.root)
+
     def remove(self) -> None:
         """Deletes its files and gives its control group back."""
         if self.files is not None:
@@ -97,10 +122,12 @@ class SandboxSpawner:
     """Answers requests until the program that makes them ends.
 
     Every request has a ``request``, its number, which its answer repeats; a ``failure`` in an answer is a message.
-    Kinds: ``open`` (limits, read_only, image) gives a sandbox's number and a descriptor of its files; ``exec`` (box,
-    argv, cwd, env, timeout, output_limit; the payload is stdin) gives a result whose payload is both outputs; ``start``
-    (box, argv, cwd, env, first) gives the descriptor of a socket to a program that goes on, and at its end a result
-    whose payload is its error output; ``kill`` (target) ends either early and has no answer; ``close`` (box).
+    Kinds: ``open`` (limits, read_only, user; image, workdir, deferred) gives a sandbox's number and a descriptor of its
+    files, and mounts its image, which with ``deferred`` waits for ``mount`` (box); ``exec`` (box, argv, cwd, env,
+    timeout, output_limit, bare; the payload is stdin) gives a result whose payload is both outputs, and ``bare`` shows
+    the host's programs and what was written to the image; ``start`` (box, argv, cwd, env, first) gives the descriptor
+    of a socket to a program that goes on, and at its end a result whose payload is its error output; ``kill`` (target)
+    ends either early and has no answer; ``close`` (box).
 
     Args:
         connection: a Unix socket.
@@ -222,7 +249,7 @@ class SandboxSpawner:
         """Starts a command; also gives the limits that it waits for."""
         box = self._boxes[record["box"]]
         late = box.limits_without_groups()
-        invocation = self._launcher.invoke(box.root, record, late)
+        invocation = self._launcher.invoke(box.bare if record.get("bare") else box.root, record, late)
         entrances = box.group.entrances()
         plan = Plan(
             program=self._program,
@@ -269,6 +296,10 @@ class SandboxSpawner:
         if timeout < float("inf"):
             self._timed[request] = job
         box.jobs.add(job)
+
+    def _mount(self, message: wire.Message) -> None:
+        self._boxes[message.record["box"]].mount()
+        self._answer(message.record["request"], {})
 
     def _kill(self, message: wire.Message) -> None:
         if message.record["target"] in self._jobs:

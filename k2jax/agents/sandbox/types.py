@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol, Self
 from k2jax.errors import InfrastructureError
 
 MEBI = 1 << 20
+WORK = "/work"
+"""A folder that every sandbox has."""
 LONGEST_WORD = 32 * 4096 - 1
 """Bytes of one argument, or of a variable with its name, that the kernel gives to a program."""
 LONGEST_COMMAND = 2 * MEBI - (1 << 16)
@@ -67,12 +69,17 @@ class SandboxSpec:
         read_only: see HostPaths.
         limits: see Limits.
         env: environment variables of every command.
+        user: as whom commands run on an image, a name of its own or a number; empty for the user that the image says.
+            Whoever it is, all files of the image are its own, and it has no rights beyond them.
+        workdir: folder of commands that are given none; empty for the image's, or ``/work``.
     """
 
     image: str = ""
     read_only: HostPaths = ()
     limits: Limits = Limits()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    user: str = ""
+    workdir: str = ""
 
 
 class Capabilities(NamedTuple):
@@ -136,6 +143,7 @@ class Sandbox(abc.ABC):
     Args:
         capabilities: those of its backend.
         env: variables of every command.
+        workdir: folder of commands that are given none.
 
     Attributes:
         longest_command: bytes of all words and variables of a command.
@@ -143,15 +151,15 @@ class Sandbox(abc.ABC):
 
     longest_command = LONGEST_COMMAND
 
-    def __init__(self, capabilities: Capabilities, env: Mapping[str, str]):
-        self.capabilities, self._env = capabilities, dict(env)
+    def __init__(self, capabilities: Capabilities, env: Mapping[str, str], workdir: str = WORK):
+        self.capabilities, self._env, self.workdir = capabilities, dict(env), workdir
 
     async def exec(
         self,
         argv: Sequence[str],
         *,
         stdin: bytes = b"",
-        cwd: str = "/work",
+        cwd: str = "",
         env: Mapping[str, str] | None = None,
         timeout: float = 10.0,
         output_limit: int = MEBI,
@@ -161,7 +169,7 @@ class Sandbox(abc.ABC):
         Args:
             argv: program and arguments.
             stdin: what it reads.
-            cwd: its folder, inside.
+            cwd: its folder, inside; empty for the sandbox's.
             env: variables beside those of the spec.
             timeout: wall time, from its start [s].
             output_limit: bytes that are kept of each of its outputs.
@@ -170,7 +178,7 @@ class Sandbox(abc.ABC):
             SandboxError: the sandbox failed; a command that fails or times out is a result.
         """
         self._check_open()
-        command = Command(list(argv), stdin, cwd, self._env | dict(env or {}), timeout, output_limit)
+        command = Command(list(argv), stdin, cwd or self.workdir, self._env | dict(env or {}), timeout, output_limit)
         if (problem := self._problem(command)) is not None:
             return ExecResult(127, b"", problem, 0.0)
         return await self._run(command)

@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from k2jax.agents.sandbox.folder import FolderSandbox
-from k2jax.agents.sandbox.types import Capabilities, Command, ExecResult, MountedPath, Sandbox, SandboxSpec
+from k2jax.agents.sandbox.types import WORK, Capabilities, Command, ExecResult, MountedPath, Sandbox, SandboxSpec
 from k2jax.errors import UserError, abbreviate
 
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
@@ -37,8 +37,8 @@ class UnsafeBackend:
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """A new folder; see ``SandboxBackend.open``."""
-        if spec.image:
-            raise UserError("the unsafe backend has no images")
+        if spec.image or spec.user:
+            raise UserError("the unsafe backend has no images, and no users but this one")
         if any(isinstance(path, MountedPath) for path in spec.read_only):
             raise UserError("the unsafe backend shows the host's files at their own places alone")
         return UnsafeSandbox(spec, self.capabilities)
@@ -51,7 +51,7 @@ class UnsafeSandbox(FolderSandbox):
         self._path = Path(tempfile.mkdtemp(prefix="k2jax-unsafe-"))
         env = {"HOME": str(self._path), "PATH": os.environ.get("PATH", os.defpath)} | _ENVIRONMENT | dict(spec.env)
         root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        super().__init__(capabilities, env, root=root, places={"/work": "."})
+        super().__init__(capabilities, env, root=root, places={"/work": "."}, workdir=spec.workdir or WORK)
 
     async def _run(self, command: Command) -> ExecResult:
         begun = time.monotonic()

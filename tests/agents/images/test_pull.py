@@ -16,7 +16,7 @@ import pytest
 from k2jax.agents.images.image_store import UNPACKING, ImageStore
 from k2jax.agents.images.pull import image_source, pull
 from k2jax.agents.sandbox import SandboxSpec
-from k2jax.agents.sandbox.images import image_variables
+from k2jax.agents.sandbox.images import image_settings
 from k2jax.errors import UserError
 from k2jax.files.folder_lock import locked_folder
 from tests.agents.images.layouts import MACHINE, Layout, digest, entry, tar_of, tree_of
@@ -44,7 +44,10 @@ def test_an_image_is_unpacked_once_and_known_by_its_digest_and_its_name(tmp_path
         "1000:1000",
         ("/bin/sh", "-c", "true"),
     )
-    assert image_variables(str(root)) == image.config.env and image_variables(str(tmp_path / "images/tests/a:1")) == {}
+    settings = image_settings(str(root), "", "")
+    assert settings == ({"PATH": "/opt/bin:/usr/bin", "HOME": "/", "LANG": "C"}, 1000, "/testbed")
+    assert image_settings(str(root), "7", "/a")[1:] == (7, "/a")
+    assert image_settings(str(tmp_path / "images/tests/a:1"), "", "")[1:] == (0, "/work")
     assert (tmp_path / "images/tests/a:1").resolve() == root.resolve()
     assert pull(source, str(tmp_path / "images"), "b", say=said.append) == image and len(said) == 2
     store = ImageStore(str(tmp_path / "images"))

@@ -10,14 +10,20 @@ import pytest
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.backends import backend_class, make_backend
 from k2jax.agents.sandbox.interpreter import host_python
+from tests.agents.sandbox.made_images import IMAGE, host_image
 
 PYTHON = host_python()
 SPEC = SandboxSpec(read_only=PYTHON.read_only)
-SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("nsjail", "nsjail without groups"))
+ON_IMAGE = " on an image"
+"""How names of backends end whose sandboxes have an image of the host's programs."""
+_SLOW = ("nsjail", "nsjail without groups", "bubblewrap on an image", "nsjail on an image")
+SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)
 REMOTE = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("kubernetes", "e2b"))
 """Backends of other machines, against a fake server of each."""
 NAMESPACES = ("bubblewrap", "bubblewrap without groups", *SLOW)
 """Backends of this machine's own namespaces."""
+ON_IMAGES = tuple(name for name in SLOW if name.values[0].endswith(ON_IMAGE))
+ON_HOST = tuple(name for name in NAMESPACES if name not in ON_IMAGES)
 ISOLATED = (*NAMESPACES, *REMOTE)
 """Backends that promise to hold programs that mean harm."""
 ALL = (*ISOLATED, "unsafe")
@@ -28,7 +34,8 @@ _made = {}
 def backend(name):
     """The backend of a name, one for all tests of a process; no spec of theirs may name an image of this machine."""
     if name not in _made:
-        _made[name] = FAKES[name]() if name in FAKES else new_backend(name)
+        images = host_image() if name.endswith(ON_IMAGE) else ""
+        _made[name] = FAKES[name]() if name in FAKES else new_backend(name.removesuffix(ON_IMAGE), images)
     return _made[name]
 
 
@@ -101,6 +108,8 @@ async def open_sandbox(name, spec=SPEC):
     """A sandbox; those of other machines have this machine's Python anyway."""
     if name in FAKES:
         spec = dataclasses.replace(spec, read_only=())
+    if name.endswith(ON_IMAGE):
+        spec = dataclasses.replace(spec, image=IMAGE)
     return await backend(name).open(spec)
 
 

@@ -109,7 +109,7 @@ async def test_files_last_from_call_to_call_and_pass_both_ways(sandbox):
     assert await sandbox.list("/work") == ["deep", "out.txt", "out2.txt"]
     assert await sandbox.list("/work/deep", limit=1) == ["er"]
     assert (await sandbox.exec(["cat", "deep/er/in.txt"], cwd="/work")).stdout == b"\x00from outside\xffmore\n"
-    for path in ("deep", "missing", "/work/../etc/passwd", "/etc/passwd", "/work", "a\0b", "", "/workshop/x"):
+    for path in ("deep", "missing", "/work/../etc/passwd", "/etc/hostname", "/work", "a\0b", "", "/workshop/x"):
         with pytest.raises(SandboxError):
             await sandbox.read(path)
 

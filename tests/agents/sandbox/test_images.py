@@ -4,33 +4,23 @@ import asyncio
 import os
 from pathlib import Path
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 
 import pytest
 
-from k2jax.agents.sandbox import MountedPath, SandboxSpec
+from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.images import image_folder, image_name
 from k2jax.agents.sandbox.types import SandboxError
 from k2jax.errors import UserError
-from tests.agents.sandbox.backends import NAMESPACES, new_backend
+from tests.agents.sandbox.backends import ON_HOST, new_backend
+from tests.agents.sandbox.made_images import copy_with_libraries
 from tests.agents.sandbox.other_user import run_as_another_user
 
 DIGEST = "0123456789abcdef" * 4
-LOCAL = pytest.mark.parametrize("name", [name for name in NAMESPACES if "without" not in str(name)])
-
-
-def copy_with_libraries(source, place, image):
-    """Copies a program and what it is linked to into an image."""
-    listing = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
-    files = {place: source} | {word: Path(word) for word in listing.split() if word.startswith("/")}
-    for target, file in files.items():
-        copy = image / target.lstrip("/")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file.resolve(), copy)
+LOCAL = pytest.mark.parametrize("name", [name for name in ON_HOST if "without" not in str(name)])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +70,7 @@ def test_an_image_takes_the_place_of_the_hosts_programs(name, images):
             (images / "x").mkdir()
         result = ran(name, images, script, SandboxSpec(image=image))
         assert result.stdout == b"of the imageof its root/home:\nuser\n\n/usr:\n", (image, result)
-        assert b"Read-only" in result.stderr
+        assert b"Permission denied" in result.stderr  # whoever copied the image has kept its files to themselves
 
 
 NAMES = ("/", "..", ".", "", "system/..", "../private", "sys\0tem", "system\0", "none", "file", "out", "root", "pipe",
@@ -134,33 +124,6 @@ def test_links_of_an_image_lead_to_what_is_inside(name, images, tmp_path):
     result = ran(name, images, script, SandboxSpec(image="system"))
     assert result.stdout == b"/all/opt:\nsecret\nword\n\n/tmp:\n\n/work:\n", result
     assert result.stderr.count(b"No such file") == 5 and list(private.iterdir()) != []
-
-
-@LOCAL
-def test_no_mount_point_is_made_where_a_link_of_an_image_leads(name, images, tmp_path):
-    """What isolates would follow it on the host, and make a folder there with this user's rights."""
-    private = tmp_path / "private"
-    for target in (private, Path("/oldroot") / str(private).lstrip("/"), Path("/proc/self/cwd")):
-        (images / "system/link").unlink(missing_ok=True)
-        (images / "system/link").symlink_to(target)
-        shown = (MountedPath("/usr/share", "/link/new"),)
-        with pytest.raises(UserError, match="because a link of the image leads from there"):
-            ran(name, images, ":", SandboxSpec(image="system", read_only=shown))
-    assert sorted(os.listdir(private)) == ["secret", "usr"]
-
-
-@LOCAL
-def test_pipes_sockets_and_devices_at_the_top_of_an_image_are_refused(name, images):
-    with socket.socket(socket.AF_UNIX) as server:
-        here = os.open(images / "system", os.O_RDONLY)
-        server.bind(f"/proc/self/fd/{here}/socket")
-        os.close(here)
-    with pytest.raises(UserError, match="'socket' in the image is neither a folder, a file nor a link"):
-        ran(name, images, ":", SandboxSpec(image="system"))
-    os.unlink(images / "system/socket")
-    os.mkfifo(images / "system/pipe")
-    with pytest.raises(UserError, match="'pipe' in the image"):
-        ran(name, images, ":", SandboxSpec(image="system"))
 
 
 @LOCAL
@@ -237,7 +200,7 @@ def test_another_user_than_root_has_images_too(name, images):
         os.chmod(folder, 0o755)
         shutil.copytree(images, f"{folder}/images")
         printed = run_as_another_user(AS_ANOTHER_USER, name, f"{folder}/images")
-    assert "code=0, stdout=b'of the image" in printed and "Read-only" in printed
+    assert "code=0, stdout=b'of the image" in printed and "/opt/new: Permission denied" in printed
 
 
 MOUNTED = """
