@@ -130,6 +130,7 @@ environments = Registry(
     "environment",
     "k2jax.environments",
     {
+        "container": "k2jax.agents.environments.container:ContainerEnvironment",
         "files": "k2jax.agents.environments.files:FilesEnvironment",
         "named_files": "k2jax.agents.environments.files:NamedFilesEnvironment",
         "remote": "k2jax.agents.environments.remote:RemoteEnvironment",

@@ -1,10 +1,12 @@
 """Plays a dataset's tasks with its oracle, which must earn 1, and with a policy that does nothing, which must earn 0.
 
-A dataset without an oracle is played with the second alone, and a line says so.
+In the place of a dataset's name stands the folder of a task in Harbor's format, or a folder of such folders. A dataset
+without an oracle is played with the second alone, and a line says so.
 
 Example:
     python -m k2jax.env.check tool_use --options=count=50
     python -m k2jax.env.check human_eval --split=test
+    python -m k2jax.env.check FOLDER --images=images
 
 It needs no model: it shows that the tasks, their environment, sandboxes and verifier work on this machine. The exit
 code is 1 where an episode earns something else, or its machine fails.
@@ -72,10 +74,13 @@ def define(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues, dataset: str) -> int:
     """Runs the command; the exit code is 1 where a reward is not what it should be."""
+    options, split = list(values.options), values.split
+    if os.path.isdir(dataset):  # a folder of tasks in Harbor's format
+        dataset, options, split = "harbor", [f"path={dataset}", *options], "all"
     policies = [("null", null_policy, 0.0)]
     if dataset in oracles.names():
         policies.insert(0, ("oracle", oracles.get(dataset), 1.0))
-    tasks = load_tasks(dataset, values.options, values.split)[: values.count or None]
+    tasks = load_tasks(dataset, options, split)[: values.count or None]
     cores, begun, wrong = os.cpu_count() or 1, time.perf_counter(), False
     maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=None)
     with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:

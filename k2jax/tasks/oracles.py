@@ -8,6 +8,7 @@ from k2jax.agents.environment import Message
 from k2jax.agents.environments.repository import TREE
 from k2jax.agents.scaffolds.scripted import called, called_all, play_actions, said
 from k2jax.agents.task import Task
+from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import APIS, read_call
 from k2jax.tasks.tool_use.demonstrations import solved
 
@@ -41,6 +42,14 @@ def reference_calls(task: Task, messages: Sequence[Message]) -> Message:
 def shell_solution(task: Task, messages: Sequence[Message]) -> Message:
     """The reference solution of a terminal task, in one command."""
     return play_actions([called("shell", command=task.metadata["solution"])], messages)
+
+
+def container_solutions(task: Task, messages: Sequence[Message]) -> Message:
+    """The reference solution of each step of a task on an image, in one command, and then a message that ends it."""
+    if not task.metadata["solutions"]:
+        raise UserError(f"the task {task.id!r} has no solution/solve.sh of text for each of its steps")
+    solved = [[called("shell", command=command), said("Done.")] for command in task.metadata["solutions"]]
+    return play_actions([action for step in solved for action in step], messages)
 
 
 def tool_use(task: Task, messages: Sequence[Message]) -> Message:

@@ -43,6 +43,7 @@ class ToolEnvironment(Environment):
         self._toolsets: list[Toolset] = []
         self._task: Task | None = None
         self._sandbox: Sandbox | None = None
+        self._workplace: Workplace | None = None
         self._toolbox, self._overlap = Toolbox(()), Overlap()
         self._turns: list[str] = []
         self._steps = 0
@@ -74,10 +75,10 @@ class ToolEnvironment(Environment):
         self._task, self._sandbox = task, await self._open_sandbox(task, made)
         await self.prepare(task, self._sandbox)
         self._overlap = Overlap(self.services.spawn)
-        workplace = Workplace(task, seed, self._sandbox, self._overlap.spawn, self.services.client_of)
+        self._workplace = Workplace(task, seed, self._sandbox, self._overlap.spawn, self.services.client_of)
         for toolset in made:
             self._toolsets.append(toolset)  # closed even if it opens halfway
-            await toolset.open(workplace)
+            await toolset.open(self._workplace)
         self._toolbox = Toolbox(made)
         self._turns, self._steps = [str(turn) for turn in task.metadata.get(USER_TURNS, ())], 0
         return Observation(task.instruction)

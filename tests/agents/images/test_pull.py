@@ -258,7 +258,7 @@ def test_a_sandbox_shows_an_image_with_its_variables(tmp_path, name):
     system = tar_of([entry("folder", "opt/bin"), *programs("/bin/sh", "/bin/cat")])
     source = layout.write(tmp_path / "layout", layout.image(system, FILES, config=config))
     image = pull(source, str(tmp_path / "images"), "tests/small:1")
-    script = 'echo $PATH $WHO; pwd; echo own >> /etc/motd; /bin/cat /etc/motd'
+    script = "echo $PATH $WHO; pwd; echo own >> /etc/motd; /bin/cat /etc/motd"
 
     async def run():
         opened = new_backend(name, str(tmp_path / "images"))
