@@ -5,8 +5,7 @@ ablations that the report does not print. A model of a million parameters is fin
 looked up one key after another, in a few of which sub-agents look them up; see experiments/rl/swarm_nano.py. Then an
 orchestrator is trained over sub-agents that are the frozen start: with PARL's annealed rewards, without either or both
 of them, without annealing, together with its sub-agents, with a budget of all steps in the place of critical ones, and
-with larger sub-agents from the middle on. Single agents are trained on as many responses, under the same budget of
-steps and under one that serial work needs.
+with larger sub-agents from the middle on. Single agents have as many responses, and that budget or an ample one.
 Expected: docs/reproductions.md has the figures.
 
     python -m k2jax.reproduce swarm --workdir=runs/swarm
@@ -46,6 +45,7 @@ LABELS = {
     "held": "not annealed",
     "joint": "sub-agents learn, too",
     "total": "budget of all steps",
+    "total_no_terms": "budget of all steps, without both",
     "larger": "larger sub-agents half-way",
     "single": "single agent",
     "single_ample": "single agent, ample budget",
@@ -80,8 +80,7 @@ def prepare(workdir: Path):
     """Writes the demonstrations."""
     wide = load_tasks("lookups", (f"kinds={KINDS}", "count=18000", "seed=100"))
     single = load_tasks("lookups", ("kinds=wide1", "count=6000", "seed=100"))
-    files = {"wide": lookup_demonstrations(wide), "single": lookup_demonstrations(single)}
-    write_data(workdir, {f"{name}.jsonl": records for name, records in files.items()})
+    write_data(workdir, {"wide.jsonl": lookup_demonstrations(wide), "single.jsonl": lookup_demonstrations(single)})
 
 
 def runs():
@@ -97,6 +96,7 @@ def _of_seed(seed: int) -> dict[str, dict]:
     by_rewards |= {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS}
     none = {"rl.parl.parallel": 0.0, "rl.parl.finish": 0.0}
     alone = by_rewards | none | {tools: (store,)}
+    all_steps = {"rl.tasks.lookups.critical_steps": 0, "rl.tasks.lookups.total_steps": AMPLE}
     later = {"later": (f"{{workdir}}/seed{seed}_larger_sft",), "later_from": (ITERATIONS // 2 + 1,)}
     return {
         "sft": data | {"rl.roles.helper.checkpoint": start},
@@ -107,7 +107,8 @@ def _of_seed(seed: int) -> dict[str, dict]:
         "no_terms": by_rewards | none,
         "held": by_rewards | {"rl.parl.decay": 0.0},
         "joint": by_rewards | {"rl.parl.joint": "shared", tools: (store, swarm.replace(" role=helper", ""))},
-        "total": by_rewards | {"rl.tasks.lookups.critical_steps": 0, "rl.tasks.lookups.total_steps": AMPLE},
+        "total": by_rewards | all_steps,
+        "total_no_terms": by_rewards | none | all_steps,
         "larger": by_rewards | {f"rl.roles.helper.{key}": value for key, value in later.items()},
         "single": alone,
         "single_ample": alone | {"rl.tasks.lookups.critical_steps": AMPLE},
@@ -119,27 +120,26 @@ def evaluate(config, workdir):
     if workdir.name.endswith("larger_sft"):
         return {}
     own = config.rl.tasks["lookups"]
-    roles = {"helper": config.rl.roles["helper"].checkpoint}
+    helper = config.rl.roles.helper.checkpoint
     choices = {"tools": own.tools, "critical_steps": own.critical_steps, "total_steps": own.total_steps}
-    record = _measured(workdir, roles, choices)
+    record = _measured(workdir, helper, choices)
     widest = choices | {"options": (f"kinds=wide{WIDTHS[-1]}", "count=20000"), "total_steps": 0}
     if workdir.name.endswith(SWEPT):
         for budget in BUDGETS:
-            at_budget = _measured(workdir, roles, widest | {"critical_steps": budget}, count=100)
+            at_budget = _measured(workdir, helper, widest | {"critical_steps": budget}, count=100)
             record[budget_key(budget)] = at_budget["greedy/item_f1"]
     if workdir.name.endswith("_single_ample"):
         for context in CONTEXTS:
             scaffold = {"scaffold": f"chat context={context} tokens={CONTEXT_TOKENS}"}
-            for name, value in _measured(workdir, roles, choices | scaffold, count=100).items():
+            for name, value in _measured(workdir, helper, choices | scaffold, count=100).items():
                 record[f"{context}/{name}"] = value
     return record
 
 
-def _measured(workdir, roles, choices, count: int = HELD_OUT):
+def _measured(workdir, helper, choices, count: int = HELD_OUT):
     config = held_out_config(**choices)
     config.rl.eval_prompts = count
-    for name, checkpoint in roles.items():
-        config.rl.roles[name].checkpoint = checkpoint
+    config.rl.roles.helper.checkpoint = helper
     return measured_episodes(config, workdir)
 
 

@@ -11,8 +11,7 @@ from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.errors import VerifierError
 from k2jax.agents.registry import verifiers
 from k2jax.agents.rewards import checked_reward
-from k2jax.agents.sandbox import SandboxBackend
-from k2jax.agents.sandbox.types import WORK
+from k2jax.agents.sandbox.types import WORK, SandboxBackend
 from k2jax.agents.task import Task
 from k2jax.agents.verdicts import LoggedVerdict, VerdictLog, digest_of
 from k2jax.agents.verifier import Verifier
