@@ -19,6 +19,7 @@ from k2jax.agents.episode import Rollout
 from k2jax.agents.gateway.agent_entries import AGENTS
 from k2jax.agents.gateway.agent_episode import KEPT_OUTPUT, MODEL, AgentEnd, AgentEpisode, AgentLimits
 from k2jax.agents.gateway.agent_processes import AgentProcesses
+from k2jax.agents.gateway.agent_start import check_start, command_on_image, interpreter_of
 from k2jax.agents.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
 from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.agents.gateway.episode_client import EpisodeClient
@@ -26,8 +27,8 @@ from k2jax.agents.gateway.gateway import RolloutAccess
 from k2jax.agents.gateway.socket import rollout_socket
 from k2jax.agents.sandbox import Limits, SandboxSpec
 from k2jax.agents.sandbox.forward import forwarded
-from k2jax.agents.sandbox.interpreter import host_python
-from k2jax.agents.sandbox.types import MEBI, ExecResult
+from k2jax.agents.sandbox.interpreter import HOST_USR, host_python
+from k2jax.agents.sandbox.types import MEBI, ExecResult, MountedPath
 from k2jax.agents.task import Task
 from k2jax.client import Sampling
 from k2jax.errors import UserError, nearest
@@ -130,7 +131,7 @@ class BlackBoxScaffold:
     async def _work(self, task: Task, environment: Environment, episode: AgentEpisode) -> tuple[ExecResult | str, Any]:
         """Lets the agent work; returns how it ended, or which time was over, and the environment's outcome."""
         async with _served(episode) as socket:
-            needs = self._needs(socket)
+            needs = self._needs(socket, on_image=bool(task.image))
             sandbox = await environment.open_workspace(task, needs)
             if self.agent.needs_cgroup and sandbox.capabilities.memory != "cgroup":
                 raise UserError(
@@ -140,8 +141,17 @@ class BlackBoxScaffold:
             agent = self.agent.filled(self._values(task, episode.access, environment.folder) | episode.sizes())
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
-            command = forwarded(agent.argv, str(socket), port=PORT)
-            env = {"HOME": HOME, "PATH": self._path(), **agent.env}
+            argv = command_on_image(agent.argv, self._programs()) if task.image else agent.argv
+            command = forwarded(argv, str(socket), port=PORT, on_image=bool(task.image))
+            path = ":".join([*self._programs(), sandbox.variables["PATH"]])
+            env = {"HOME": HOME, "PATH": path, **agent.env}
+            if task.image:
+                await check_start(
+                    interpreter_of(argv, self._programs()),
+                    sandbox,
+                    env,
+                    f"the agent {agent.name} on the image {task.image}",
+                )
             longest = self._limits.wall + _STARTING  # it is ended here before
             running = sandbox.exec(command, cwd=environment.folder, env=env, timeout=longest, output_limit=MEBI)
             episode.client.processor = AgentProcesses(str(socket)).seconds
@@ -155,15 +165,16 @@ class BlackBoxScaffold:
         places = {"home": HOME, "work": work, "agents": agents}
         return {"task": instruction_text(task), "base": base, "key": access.key, "model": MODEL, **places}
 
-    def _needs(self, socket: Path) -> SandboxSpec:
+    def _needs(self, socket: Path, *, on_image: bool) -> SandboxSpec:
         limits = Limits(memory=self.agent.memory * MEBI, processes=512, disk=512 * MEBI, files=1 << 16, open_files=4096)
         shown = (*(shown_folders(self._folder) if self._folder else ()), str(socket.parent))
-        return SandboxSpec(read_only=tuple(dict.fromkeys((*shown, *host_python().read_only))), limits=limits)
+        shown = (*shown, *host_python().read_only, *([MountedPath("/usr", HOST_USR)] if on_image else []))
+        return SandboxSpec(read_only=tuple(dict.fromkeys(shown)), limits=limits)
 
-    def _path(self) -> str:
-        """Where programs are looked for: the agent's own first, such as its Node."""
+    def _programs(self) -> list[str]:
+        """Where the agent's own programs are, such as its Node."""
         own = [f"{os.path.abspath(self._folder)}/{name}" for name in ("node_modules/.bin", "venv/bin")]
-        return ":".join([*(own if self._folder else []), "/usr/local/bin", "/usr/bin", "/bin"])
+        return own if self._folder else []
 
     def _report(self, result: ExecResult | str, client: EpisodeClient, end: AgentEnd) -> dict[str, Any]:
         """What is kept of the agent's run for readers."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from k2jax.agents.sandbox import forward_program
-from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.interpreter import host_python, loaded
 
 _PROGRAM = Path(forward_program.__file__).read_text(encoding="utf-8")
 
 
-def forwarded(argv: Sequence[str], socket_path: str, *, port: int) -> list[str]:
+def forwarded(argv: Sequence[str], socket_path: str, *, port: int, on_image: bool = False) -> list[str]:
     """A command that finds a server at ``127.0.0.1:port``, where it has nothing else.
 
     The server listens on a Unix socket of the host that the sandbox's user may write to, alone in a folder that the
@@ -22,5 +22,7 @@ def forwarded(argv: Sequence[str], socket_path: str, *, port: int) -> list[str]:
         argv: the command.
         socket_path: of the server's socket.
         port: inside.
+        on_image: whether the sandbox has an image; then its spec shows the host's ``/usr`` at ``HOST_USR``.
     """
-    return [host_python().executable, "-I", "-S", "-c", _PROGRAM, str(port), socket_path, *argv]
+    python = host_python().executable
+    return [*(loaded(python) if on_image else [python]), "-I", "-S", "-c", _PROGRAM, str(port), socket_path, *argv]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 from importlib import metadata
 import os
+import platform
 import sys
 from typing import NamedTuple
 
 from k2jax.agents.sandbox.types import MountedPath
 from k2jax.errors import UserError, abbreviate
 
+HOST_USR = "/k2jax/usr"
+"""Where a sandbox on an image has the host's ``/usr``."""
+_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 _NO_MODULES = (".dist-info", ".egg-info", ".pth")
 
 
@@ -31,6 +35,28 @@ def host_python() -> HostPython:
     executable = os.path.realpath(sys.executable)
     prefix = os.path.realpath(sys.base_prefix)
     return HostPython(executable, () if f"{prefix}/".startswith("/usr/") else (prefix,))
+
+
+def loaded(program: str) -> list[str]:
+    """A command that starts a program of the host on any image, also one with another C library.
+
+    Its loader and libraries are those in ``HOST_USR``, where the sandbox must show the host's ``/usr``.
+
+    Args:
+        program: its path on the host, without links; below ``/usr``, or shown at its own place.
+
+    Raises:
+        UserError: this machine keeps its libraries elsewhere than in ``/usr``.
+    """
+    loader = os.path.realpath(_LOADERS.get(platform.machine(), ""))
+    if not loader.startswith("/usr/") or not os.path.isfile(loader):
+        raise UserError("agents on images need a machine whose C library lies in /usr, as of Debian 12 or Ubuntu 22.04")
+    folders = dict.fromkeys((os.path.dirname(loader), "/usr/lib64", "/usr/lib"))
+    return [_there(loader), "--library-path", ":".join(map(_there, folders)), _there(program)]
+
+
+def _there(path: str) -> str:
+    return HOST_USR + path.removeprefix("/usr") if path.startswith("/usr/") else path
 
 
 class HostPackages(NamedTuple):

@@ -154,6 +154,11 @@ class Sandbox(abc.ABC):
     def __init__(self, capabilities: Capabilities, env: Mapping[str, str], workdir: str = WORK):
         self.capabilities, self._env, self.workdir = capabilities, dict(env), workdir
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of every command."""
+        return self._env
+
     async def exec(
         self,
         argv: Sequence[str],

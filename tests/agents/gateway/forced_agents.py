@@ -35,14 +35,14 @@ def arguments_for(fields, command):
     return json.dumps(arguments)
 
 
-def mend(prompt, sampling):
-    """The edit in the first turn, the agent's end in the second, a title without tools."""
+def mend(prompt, sampling, command=MEND):
+    """The edit, or another command, in the first turn, the agent's end in the second, a title without tools."""
     tools, text = declared_tools(prompt), TOKENIZER.decode(prompt)
     shell = next((name for name in tools if name.lower() in SHELLS), None)
     if shell is None:
         return reply_ids("", "Ranges mended")
     if not prompt.count(special("<|tool_calls_section_begin|>")) + text.count(TOLD):
-        call = f"functions.{shell}:0", arguments_for(tools[shell], MEND)
+        call = f"functions.{shell}:0", arguments_for(tools[shell], command)
         return reply_ids("Sort them first.", "I mend it.", [call])
     if "final_answer" in tools:
         return reply_ids("", "", [("functions.final_answer:1", '{"answer": "Done."}')])

@@ -1,0 +1,142 @@
+"""Black boxes on images: they start and are judged there, whatever Python the image has, or are refused in one line."""
+
+import asyncio
+import dataclasses
+import os
+from pathlib import Path
+import shutil
+
+import pytest
+
+from k2jax.agents.dataset import load_tasks
+from k2jax.agents.environment import OUTCOME, Services
+from k2jax.agents.environments.container import ContainerEnvironment
+from k2jax.agents.episode import run_episode
+from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.gateway.agent_entries import AGENTS
+from k2jax.agents.gateway.agent_start import _BOOT, command_on_image, interpreter_of
+from k2jax.agents.sandbox.interpreter import loaded
+from k2jax.client import Sampling, ScriptedClient
+from k2jax.errors import UserError
+from tests.agents.gateway.forced_agents import FOLDER, mend
+from tests.agents.gateway.repository import small_agent
+from tests.agents.gateway.scripted import CHAT, TOKENIZER
+from tests.agents.gateway.test_black_box import answers, episode
+from tests.agents.sandbox.backends import new_backend
+from tests.agents.sandbox.made_images import IMAGE, copy_with_libraries, give, host_image
+from tests.tasks.harbor.folders import hello
+
+SAID = ("$echo hello > /app/hello.txt", "Done.")
+BROKEN = "#!/bin/sh\necho broken >&2\nexit 1\n"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Three images: one with a Python of its own in /opt, one whose system Python is broken, one with a shell alone."""
+    folder, source = tmp_path_factory.mktemp("images"), Path(host_image(), IMAGE)
+    for name, files in {
+        "conda": {"opt/conda/bin/python3": BROKEN},
+        "testbed": {"usr/bin/python3": BROKEN, "testbed/module.py": "x = 1\n"},
+    }.items():
+        shutil.copytree(source, folder / name, symlinks=True)
+        for path, text in files.items():
+            (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / path).write_text(text)
+            (folder / name / path).chmod(0o755)
+    for program in ("sh", "mkdir", "rm", "chmod", "cat"):
+        copy_with_libraries(shutil.which(program), f"/usr/bin/{program}", folder / "bare")
+    (folder / "bare/bin").symlink_to("usr/bin")
+    for file in (folder / "bare").rglob("libm.so*"):
+        file.unlink()
+    give(folder, 65534)
+    return folder
+
+
+def run(images, image, folder, agent):
+    """An episode of an agent on an image."""
+    [task] = load_tasks("harbor", (f"path={hello(folder / 'task')}",), "all")
+    environment = ContainerEnvironment(Services(lambda: new_backend("bubblewrap", str(images))))
+    of = dataclasses.replace(task, image=image)
+    return asyncio.run(episode(ScriptedClient(answers(*SAID)), agent, folder, of=of, place=environment))
+
+
+@pytest.mark.parametrize("image", ["conda", "testbed"])
+def test_an_agent_solves_a_task_on_an_image_and_is_judged_there(image, images, tmp_path):
+    ended = run(images, image, tmp_path, small_agent())
+    [graded] = ended.metadata[OUTCOME]["graded"]
+    assert (graded["reward"], ended.status, ended.error) == (1.0, "finished", ""), ended.metadata
+
+
+def test_an_agent_that_cannot_start_on_an_image_is_refused_in_one_line(images, tmp_path):
+    with pytest.raises(UserError, match=r"^the agent small on the image bare does not start: .*libm\.so\.6[^\n]*$"):
+        run(images, "bare", tmp_path, small_agent())
+    missing = small_agent(argv=("node", "${home}/agent.js"))
+    with pytest.raises(UserError, match=r"^the agent small on the image conda does not start: .*node[^\n]*$"):
+        run(images, "conda", tmp_path, missing)
+
+
+def test_what_starts_an_agent_is_its_interpreter_and_python_brings_its_own_libraries(tmp_path):
+    place = tmp_path / "venv/bin"
+    place.mkdir(parents=True)
+    packages = tmp_path / "venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    for name, head in {"agent": "/usr/bin/env -S node --flag", "script": f"{place}/python3"}.items():
+        (place / name).write_text(f"#!{head}\nx\n")
+        (place / name).chmod(0o755)
+    shutil.copy(shutil.which("true"), place / "binary")
+    (place / "python3").symlink_to("/usr/bin/env")
+    folders = [str(place)]
+    assert interpreter_of(["agent", "x"], folders) == ["/usr/bin/env", "-S", "node", "--flag"]
+    assert command_on_image(["agent", "x"], folders) == ["agent", "x"]
+    for name in ("binary", "other"):
+        assert interpreter_of([name], folders) == [name] and command_on_image([name, "-c"], folders) == [name, "-c"]
+    assert interpreter_of(["agent"], []) == ["agent"] and command_on_image(["python3"], []) == ["python3"]
+    python = [*loaded("/usr/bin/env"), "-I", "-c", _BOOT, str(packages)]
+    assert command_on_image(["python3", "-m", "a", "b"], folders) == [*python, "-m", "a", "b"]
+    assert command_on_image(["script", "b"], folders) == [*python, str(place / "script"), "b"]
+    assert interpreter_of([*python, "-m", "a"], folders) == loaded("/usr/bin/env") and python[3] == "/k2jax/usr/bin/env"
+
+
+def musl(folder):
+    """An image of busybox and musl alone, as Alpine's, of Debian's packages ``musl`` and ``busybox-static``."""
+    if not (os.path.exists("/lib/ld-musl-x86_64.so.1") and shutil.which("busybox")):
+        pytest.skip("apt-get install musl busybox-static")
+    system = folder / "musl"
+    for name in ("usr/bin", "lib", "etc"):
+        (system / name).mkdir(parents=True)
+    shutil.copy(shutil.which("busybox"), system / "usr/bin/busybox")
+    shutil.copy(os.path.realpath("/lib/ld-musl-x86_64.so.1"), system / "lib/ld-musl-x86_64.so.1")
+    for name in ("sh", "cat", "mkdir", "rm", "chmod", "env"):
+        (system / "usr/bin" / name).symlink_to("busybox")
+    (system / "bin").symlink_to("usr/bin")
+    give(system, 65534)
+    return folder
+
+
+@pytest.mark.external
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(AGENTS))
+def test_real_agents_start_on_each_image_or_are_refused_in_one_line(images, name, tmp_path):
+    """``K2JAX_AGENTS=agents pytest -n0 -m external tests/agents/gateway/test_on_images.py``; see test_real_agents."""
+    try:
+        AGENTS[name].check_installed(FOLDER)
+    except UserError as error:
+        pytest.skip(str(error))
+    shutil.copytree(musl(tmp_path / "made") / "musl", images / "musl", symlinks=True)
+    give(images / "musl", 65534)
+    [task] = load_tasks("harbor", (f"path={hello(tmp_path / 'task')}",), "all")
+    outcomes = {}
+    for image in ("conda", "testbed", "bare", "musl"):
+        environment = ContainerEnvironment(Services(lambda: new_backend("bubblewrap", str(images))))
+        scaffold = f"black_box agent={name} folder={FOLDER} seconds=300"
+        of = dataclasses.replace(task, image=image, scaffold=scaffold)
+        options = {"key": EpisodeKey("train", 0, 0, 0), "seed": 0, "sampling": Sampling(max_tokens=500)}
+        client = ScriptedClient(lambda prompt, sampling: mend(prompt, sampling, SAID[0][1:]))
+        try:
+            ended = asyncio.run(run_episode(of, client, CHAT, TOKENIZER, environment, **options))
+            outcomes[image] = ended.metadata[OUTCOME]["graded"][0]["reward"]
+        except UserError as error:
+            outcomes[image] = str(error)
+    print(name, outcomes)
+    assert all(outcome == 1.0 or "does not start: " in str(outcome) for outcome in outcomes.values())
+    assert all("\n" not in str(outcome) for outcome in outcomes.values()) and outcomes["conda"] == 1.0
