@@ -182,7 +182,7 @@ def _figure(results, measured, names):
     style_axes(panel, title="PARL: share of right items", x="iteration", y="share")
     legend(panel)
     panel = axes[0, 1]
-    for number, run in enumerate(name for name in ("parl", "no_terms", "held", "joint") if name in names):
+    for number, run in enumerate(name for name in ("parl", "no_terms", "total", "total_no_terms") if name in names):
         seed_curves(panel, results, run, "swarm/parallelism", label=LABELS[run], color=PALETTE[number])
     style_axes(panel, title="Parallelism", x="iteration", y="total steps / critical steps")
     legend(panel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tarfile
+import time
 from typing import Any, BinaryIO
 
 from k2jax.agents.images.tree import ImageTree
@@ -24,6 +25,9 @@ _BLOCK = 512
 _HEADERS = 4 * _BLOCK
 """Bytes of a tar for an entry beside its content, in the mean, at most."""
 
+_SECONDS_OF_AN_ENTRY, _SECONDS_OF_A_BYTE = 5e-3, 1e-7
+"""Processor time that is granted: some twenty times what usual ones take [s]."""
+
 
 @dataclasses.dataclass
 class ImageBounds:
@@ -32,14 +36,17 @@ class ImageBounds:
     Attributes:
         most_entries: of all layers.
         most_bytes: of all files, holes included.
+        seconds: of the processor for the whole image, beside what its entries and bytes are granted [s].
         entries: so far.
         bytes: so far.
     """
 
     most_entries: int = 2_000_000
     most_bytes: int = 64 << 30
+    seconds: float = 60.0
     entries: int = 0
     bytes: int = 0
+    _begun: float = dataclasses.field(default_factory=time.process_time)
 
     def most_tar(self) -> int:
         """Bytes that the tar of the next layer may have: what is left for its files, and for its headers."""
@@ -53,6 +60,9 @@ class ImageBounds:
             raise ValueError(f"the image has more than {self.most_entries:,} entries")
         if size < 0 or self.bytes > self.most_bytes:
             raise ValueError(f"the files of the image have more than {self.most_bytes:,} bytes")
+        granted = self.seconds + self.entries * _SECONDS_OF_AN_ENTRY + self.bytes * _SECONDS_OF_A_BYTE
+        if time.process_time() - self._begun > granted:
+            raise ValueError("its entries take far longer than those of an image: they are made for that")
 
 
 def apply_layer(tree: ImageTree, file: BinaryIO, bounds: ImageBounds, name: str) -> None:

@@ -216,3 +216,15 @@ def test_files_with_holes_stay_small_and_the_devices_of_dev_are_left_out(tmp_pat
     root = unpacked(tmp_path, [entry("file", "holes", b"a" + bytes(30 << 20) + b"b"), entry("device", "dev/null")])
     assert os.stat(root / "holes").st_blocks * 512 < 8 << 20 and (root / "holes").read_bytes()[-1:] == b"b"
     assert not (root / "dev/null").exists()
+
+
+def test_entries_that_are_made_to_take_long_are_refused_for_it(tmp_path):
+    """Each is behind links that lead back and forth; what is granted grows with usual entries alone."""
+    links = [entry("link", f"l{n}", "x/../" * 150 + (f"l{n - 1}" if n else "x")) for n in range(30)]
+    layer = [entry("folder", "x"), *links, *(entry("file", f"l29/{n}/a") for n in range(1000))]
+    with pytest.raises(
+        UserError, match=r"at its entry 'l29/\d+/a': its entries take far longer than those of an image"
+    ):
+        unpacked(tmp_path, layer, bounds=ImageBounds(seconds=0.05))
+    usual = [entry("file", f"x/{n % 40}/{n}", b"x") for n in range(1000)]
+    assert len(tree_of(unpacked(tmp_path / "usual", usual, bounds=ImageBounds(seconds=0.05)))) == 1041
