@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from k2jax.config.activations import check_activations
 from k2jax.config.schema import (
     BANDS,
@@ -13,8 +15,9 @@ from k2jax.config.schema import (
     ModelConfig,
     PolicyLossConfig,
     RLConfig,
+    SandboxKind,
 )
-from k2jax.errors import UserError
+from k2jax.errors import UserError, nearest
 
 TOKEN_LOSSES = ("k2.5", "reinforce")
 """Policy losses whose ratio, advantage and mean are of tokens."""
@@ -41,6 +44,7 @@ def check_combinations(config: Config) -> None:
     _check_distillation(config.rl)
     _check_roles(config.rl)
     _check_routing(config)
+    _check_sandboxes(config.rl)
     _check_sources(config)
     for name, task in config.rl.tasks.items():
         if len(task.pass_band) != 2 or task.pass_band[0] > task.pass_band[1]:
@@ -320,6 +324,14 @@ def _check_routing(config: Config) -> None:
             "config.rl.rollout.routing replay and rl.distill.weight exclude each other: a teacher has experts of its "
             "own; take record"
         )
+
+
+def _check_sandboxes(rl: RLConfig) -> None:
+    """The backend is known; its options are read by who makes it."""
+    for key, text in {"rollout": rl.rollout.sandbox, "scoring": rl.scoring.sandbox}.items():
+        name, *_ = text.split() or [""]
+        if name not in (names := get_args(SandboxKind)):
+            raise UserError(f"config.rl.{key}.sandbox is {name!r}{nearest(name, list(names))}")
 
 
 def _check_corrections(loss: PolicyLossConfig) -> None:

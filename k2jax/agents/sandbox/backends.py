@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import get_args
+from typing import Any, get_args
 
+from k2jax.agents.options import split_options
 from k2jax.agents.sandbox.types import SandboxBackend
 from k2jax.config.schema import SandboxKind
-from k2jax.errors import UserError, nearest
+from k2jax.errors import UserError, abbreviate, nearest
 
 BACKENDS: tuple[str, ...] = get_args(SandboxKind)
 """All names; each is that of a module beside this one, which has the class ``NameBackend``."""
@@ -28,11 +29,27 @@ def backend_class(name: str) -> Callable[..., SandboxBackend]:
     return getattr(import_module(f".{name}", __package__), f"{name.title()}Backend")
 
 
-def make_backend(name: str = "bubblewrap", *, images: str = "") -> SandboxBackend:
+def backend_options(text: str) -> tuple[str, Any]:
+    """The name of a backend and its options, such as ``kubernetes namespace=agents cpus=2``.
+
+    Returns:
+        The name, and a ``PodOptions`` or ``E2BOptions``; None where there are none.
+
+    Raises:
+        UserError: there is no such backend or option.
+    """
+    name, words = split_options(text, "sandbox backend")
+    maker = getattr(backend_class(name), "options_of", None)
+    if maker is None and words:
+        raise UserError(f"the sandbox backend {name} has no options; leave {abbreviate(' '.join(words))} out")
+    return name, maker(words) if maker is not None and words else None
+
+
+def make_backend(text: str = "bubblewrap", *, images: str = "") -> SandboxBackend:
     """A backend by its name; none stands in for another.
 
     Args:
-        name: of the backend.
+        text: name of the backend, with options behind it; see ``backend_options``.
         images: what specs may choose their images from, because they may be written by others: for ``bubblewrap`` and
             ``nsjail`` the folder of unpacked root file systems, for ``kubernetes`` and ``e2b`` how the names begin that
             are allowed, such as ``registry.example/project/``. Empty refuses every spec with an image.
@@ -40,4 +57,6 @@ def make_backend(name: str = "bubblewrap", *, images: str = "") -> SandboxBacken
     Raises:
         UserError: there is no such backend, or this machine lacks what it needs.
     """
-    return backend_class(name)(images=images)
+    name, options = backend_options(text)
+    made = backend_class(name)
+    return made(images=images) if options is None else made(options, images=images)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 import contextlib
 import dataclasses
 import importlib.util
@@ -18,6 +18,7 @@ import struct
 from typing import Any
 import weakref
 
+from k2jax.agents.options import parse_options
 from k2jax.agents.sandbox.remote import CommandOutputs, RemoteSandbox, check_remote_spec
 from k2jax.agents.sandbox.types import Capabilities, SandboxError, SandboxSpec
 from k2jax.errors import UserError
@@ -97,6 +98,16 @@ class E2BBackend:
         self.capabilities = Capabilities(
             network="none", memory="rlimit", processes="rlimit", file_system="private", snapshot=False
         )
+
+    @staticmethod
+    def options_of(words: Sequence[str]) -> E2BOptions:
+        """Options of machines from texts such as ``template=base``; the key comes from the environment alone.
+
+        Raises:
+            UserError: there is no such option, or no key.
+        """
+        values = parse_options(E2BOptions, words, "the sandbox backend e2b", given=("api_key",))
+        return dataclasses.replace(E2BOptions.from_environment(), **values)
 
     async def open(self, spec: SandboxSpec) -> E2BSandbox:
         """A new machine; see ``SandboxBackend.open``."""

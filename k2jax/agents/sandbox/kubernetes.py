@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import contextlib
 import importlib.util
 import json
@@ -11,6 +11,7 @@ import secrets
 from typing import Any, NamedTuple
 import weakref
 
+from k2jax.agents.options import parse_options
 from k2jax.agents.sandbox.pod import CONTAINER, POLICY, PodOptions, pod_manifest, policy_manifest
 from k2jax.agents.sandbox.remote import CommandOutputs, RemoteSandbox, check_remote_spec
 from k2jax.agents.sandbox.types import Capabilities, SandboxError, SandboxSpec
@@ -65,6 +66,11 @@ class KubernetesBackend:
             file_system="private",
             snapshot=False,
         )
+
+    @staticmethod
+    def options_of(words: Sequence[str]) -> PodOptions:
+        """Options of pods from texts such as ``cpus=2``; UserError for one that there is not."""
+        return PodOptions(**parse_options(PodOptions, words, "the sandbox backend kubernetes", given=()))
 
     async def open(self, spec: SandboxSpec) -> KubernetesSandbox:
         """A new pod, when its container runs; see ``SandboxBackend.open``."""

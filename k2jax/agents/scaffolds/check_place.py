@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.registry import scaffolds
-from k2jax.agents.sandbox.backends import REMOTE
+from k2jax.agents.sandbox.backends import REMOTE, backend_options
 from k2jax.errors import UserError
 
 
@@ -15,12 +15,12 @@ def check_place(tasks: Iterable[DrawnTask], sandbox: str) -> None:
 
     Args:
         tasks: with their classes.
-        sandbox: name of the backend.
+        sandbox: name of the backend, with its options.
 
     Raises:
-        UserError: it names the class, the task, the scaffold and the key.
+        UserError: it names the class, the task, the scaffold and the key; or the backend has no such option.
     """
-    if sandbox not in REMOTE:
+    if backend_options(sandbox)[0] not in REMOTE:
         return
     local: dict[str, bool] = {}
     for kind, task in tasks:

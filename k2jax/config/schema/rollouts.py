@@ -104,7 +104,7 @@ class RolloutConfig:
     data: PositiveInt = 1  #: groups of the engine's devices, each with all experts
     expert: PositiveInt = 1  #: devices of the engine that share the experts
     routing: RoutingKind = "own"  #: who chooses experts in training; record keeps the engine's choice, replay uses it
-    sandbox: SandboxKind = "bubblewrap"  #: backend for the tools of an agent
+    sandbox: str = "bubblewrap"  #: backend for the tools of an agent, a SandboxKind and its options
     offload_state: bool = False  #: rests the training state in host memory meanwhile, roles' weights while training
     publish: bool = False  #: keep the current weights in shared memory too, for python -m k2jax.serve --published
 
@@ -116,7 +116,7 @@ class ScoringConfig:
     workers: PositiveInt = 2  #: processes
     timeout: PositiveFloat = 10.0  #: limit of one verdict, without waits for a busy machine [s]
     retries: NonNegativeInt = 2  #: tries after an error of the infrastructure; then the sample is masked
-    sandbox: SandboxKind = "bubblewrap"  #: backend for verifiers that run code
+    sandbox: str = "bubblewrap"  #: backend for verifiers that run code, a SandboxKind and its options
     environment: tuple[str, ...] = ()  #: variables that verifiers get beside paths and languages, such as that of a key
 
 

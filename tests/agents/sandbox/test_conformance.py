@@ -9,6 +9,7 @@ import pytest
 
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.backends import BACKENDS, backend_class, make_backend
+from k2jax.agents.sandbox.pod import PodOptions
 from k2jax.config import defaults, resolve
 from k2jax.errors import UserError
 from tests.agents.sandbox.backends import (
@@ -186,6 +187,30 @@ async def test_a_cancelled_command_ends_with_everything_it_started(sandbox):
 def test_an_unknown_backend_is_refused_in_one_line():
     with pytest.raises(UserError, match="did you mean 'bubblewrap'"):
         make_backend("bublewrap")
+
+
+def test_options_of_a_backend_stand_behind_its_name(monkeypatch):
+    monkeypatch.setenv("E2B_API_KEY", "secret")
+    pods = make_backend("kubernetes namespace=agents runtime_class=gvisor cpus=2 user_namespaces=false").options
+    assert pods == PodOptions(namespace="agents", runtime_class="gvisor", cpus="2", user_namespaces=False)
+    machines = make_backend("e2b template=python lifetime=60").options
+    assert (machines.template, machines.lifetime, machines.api_key) == ("python", 60, "secret")
+    for text, reason in {
+        "kubernetes cpu=2": "has no option 'cpu'; did you mean 'cpus'",
+        "kubernetes lifetime=long": "the option lifetime of the sandbox backend kubernetes is 'long'",
+        "e2b api_key=x": "the sandbox backend e2b has no option 'api_key'",
+        "bubblewrap cpus=2": "the sandbox backend bubblewrap has no options",
+        "kubernetes 'a": "names no sandbox backend",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            make_backend(text)
+    config = defaults("rl")
+    config.rl.rollout.sandbox = "kubernetes namespace=agents"
+    assert resolve(config).rl.rollout.sandbox == "kubernetes namespace=agents"
+    for text in ("bubblewraps", "", " cpus=1"):
+        config.rl.scoring.sandbox = text
+        with pytest.raises(UserError, match=r"config\.rl\.scoring\.sandbox is"):
+            resolve(config)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
