@@ -12,6 +12,7 @@ import base64
 from collections.abc import Mapping
 import contextlib
 import math
+import re
 from typing import Any
 
 from k2jax.agents.environment import Message, Observation, Step
@@ -31,6 +32,8 @@ _FRESH = f"rm -rf /tests {_LOGS} && mkdir -p /tests {_LOGS} /logs/agent /logs/ar
 _JUDGE = "chmod -R u+rwx /tests && exec /tests/test.sh"
 _PREPARING = 60.0
 _MOST_REWARDS = 1 << 16
+_LARGEST = 1_000_000
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _KEPT_OUTPUT = 1000
 """Characters of the end of a script's output that are kept where it gave no reward."""
 
@@ -112,6 +115,8 @@ class ContainerEnvironment(ToolEnvironment):
             ended = "the tests took too long" if result.timed_out else f"exit code {result.code}: {output}"
             rewards, problem = await self._rewards()
             reason = f"{problem}; {ended}" if problem else ""
+        if len(self._graded) + 1 < len(self._task.metadata[STEPS]):  # the agent goes on, and is shown no judge
+            await self._sandbox.exec(["/bin/sh", "-c", f"rm -rf /tests {_LOGS}"], cwd="/", timeout=_PREPARING)
         self._graded.append({"reward": scalar_reward(rewards), "rewards": rewards, "reason": reason})
         return self._graded[-1]
 
@@ -132,16 +137,17 @@ class ContainerEnvironment(ToolEnvironment):
 
     async def _rewards(self) -> tuple[dict[str, float], str]:
         """The named rewards, and why there are none."""
-        for name, read in (("reward.json", _named), ("reward.txt", _single)):
-            try:
-                data = await self._sandbox.read(f"{_LOGS}/{name}", _MOST_REWARDS + 1)
-            except SandboxError:
-                continue
-            try:
-                return read(data), ""
-            except ValueError as error:
-                return {}, f"{name} cannot be read: {error}"
-        return {}, "there is no reward"
+        found: dict[str, bytes] = {}
+        for name in _READERS:
+            with contextlib.suppress(SandboxError):
+                found[name] = await self._sandbox.read(f"{_LOGS}/{name}", _MOST_REWARDS + 1)
+        if len(found) != 1:  # the script writes one, so the other would be of what it runs
+            return {}, "there are two rewards" if found else "there is no reward"
+        [(name, data)] = found.items()
+        try:
+            return _READERS[name](data), ""
+        except (ValueError, OverflowError) as error:
+            return {}, f"{name} cannot be read: {error}"
 
 
 def scalar_reward(rewards: Mapping[str, float]) -> float:
@@ -157,15 +163,20 @@ def _named(data: bytes) -> dict[str, float]:
     values = parse_bounded_json(data)
     if not isinstance(values, dict):
         values = {"reward": values}
-    rewards = {str(name): value for name, value in values.items() if value is not None}
-    for value in rewards.values():
-        if type(value) not in (int, float, bool) or not math.isfinite(value):
-            raise ValueError("its values are no finite numbers")
-    return {name: float(value) for name, value in rewards.items()}
+    return {str(name): _number(value) for name, value in values.items() if value is not None}
 
 
 def _single(data: bytes) -> dict[str, float]:
-    value = float(data[:64].decode(errors="replace").strip())
-    if not math.isfinite(value):
-        raise ValueError("it is no finite number")
-    return {"reward": value}
+    text = data.decode(errors="replace").strip()
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError("it is no number")
+    return {"reward": _number(float(text))}
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float, bool) or not math.isfinite(value) or abs(value) > _LARGEST:
+        raise ValueError(f"its values are no numbers of a size up to {_LARGEST:,}")
+    return float(value)
+
+
+_READERS = {"reward.json": _named, "reward.txt": _single}

@@ -10,7 +10,7 @@ from typing import Any
 from k2jax.agents.sandbox import seccomp
 from k2jax.agents.sandbox.launcher import Invocation, SandboxView, json_records
 from k2jax.agents.sandbox.mount_namespace import TERMINALS, SandboxStage
-from k2jax.agents.sandbox.overlay import ROOT, UPPER
+from k2jax.agents.sandbox.overlay import OWN_PLACES, ROOT, UPPER
 
 HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders of the host's programs beside ``/usr``, mostly links into it."""
@@ -30,6 +30,8 @@ def root_arguments(stage: SandboxStage, box: Path, view: SandboxView) -> list[st
         view: see ``SandboxView``.
     """
     arguments = [*_ISOLATION, "--uid", str(view.user), "--gid", str(view.user)]
+    if view.written:  # for files whose modes close them to their own user
+        arguments += ["--cap-add", "CAP_DAC_OVERRIDE"]
     closed = ["/proc", "/dev"]
     # A process may write to the memory of another of its user in /proc, the first one's too, which tells exit codes.
     if view.image:
@@ -48,7 +50,7 @@ def root_arguments(stage: SandboxStage, box: Path, view: SandboxView) -> list[st
 
 def own_folders(view: SandboxView) -> dict[str, str]:
     """Where a sandbox's own folders are inside, by their names among its files."""
-    return {"shm": "/dev/shm", "tmp": "/tmp", "work": "/work"} | ({UPPER: f"/{UPPER}"} if view.written else {})
+    return {name: inside for inside, name in OWN_PLACES.items()} | ({UPPER: f"/{UPPER}"} if view.written else {})
 
 
 def host_entries(stage: SandboxStage) -> Iterator[tuple[str, str, bool]]:

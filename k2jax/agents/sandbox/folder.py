@@ -12,14 +12,18 @@ from typing import Any
 from k2jax.agents.sandbox import files
 from k2jax.agents.sandbox.types import WORK, Capabilities, Sandbox, SandboxError
 
+_OF_THE_KERNEL = ("proc", "dev")
 FILE_SECONDS = 30.0
 """Wall time in which a file or a listing must be there, and how long the caller waits for it [s]."""
-_THREADS = ThreadPoolExecutor(8, "sandbox-files")
+_THREADS = ThreadPoolExecutor(8, "files")
 """Where files are read and written, so that none of them holds up an event loop; threads belong to no loop."""
 
 
 class FolderSandbox(Sandbox):
     """A sandbox that is open, whose files are read and written from outside without following links.
+
+    Attributes:
+        threads: where that is done.
 
     Args:
         capabilities: those of its backend.
@@ -29,6 +33,8 @@ class FolderSandbox(Sandbox):
             root; an empty one is everything else.
         workdir: folder of commands that are given none, and of relative paths.
     """
+
+    threads = _THREADS
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class FolderSandbox(Sandbox):
         # The thread has a descriptor of its own, whose number is no other file's after the sandbox is closed.
         root = os.dup(self._root)
         try:
-            future = _THREADS.submit(getattr(files, function), root, outside, argument)
+            future = self.threads.submit(getattr(files, function), root, outside, argument)
         except BaseException:
             os.close(root)
             raise
@@ -94,8 +100,11 @@ def place_of(path: str, places: Mapping[str, str], workdir: str = WORK) -> tuple
     """
     if not path.startswith("/"):
         path = f"{workdir}/{path}"
+    path = "/" + "/".join(name for name in path.split("/") if name not in ("", "."))
     for inside, name in places.items():
         if path == inside or path.startswith(f"{inside}/"):
+            if not inside and path.split("/")[1] in _OF_THE_KERNEL:
+                raise SandboxError(f"{path[:80]!a} is the kernel's")
             return name, path[len(inside) :]
     *others, last = places
     raise SandboxError(f"{path[:80]!a} is not in {', '.join(others)}{' or ' if others else ''}{last}")

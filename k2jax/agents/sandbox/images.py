@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 import os
+from pathlib import Path
 import re
 from typing import NamedTuple
 
@@ -11,12 +12,15 @@ from k2jax.agents.sandbox.files import read_file
 from k2jax.agents.sandbox.mounts import is_never_shown
 from k2jax.agents.sandbox.types import WORK, SandboxError
 from k2jax.errors import UserError, abbreviate
-from k2jax.files.confined import confined
+from k2jax.files.bounded_json import parse_bounded_json
+from k2jax.files.confined import LONGEST_PATH, confined, path_in_root
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _LAST_USER = (1 << 32) - 2
 _MOST_PASSWD = 1 << 20
+_MOST_RECORD = 8 << 20
+_NUMBER = re.compile(r"[0-9]{1,12}")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where programs are looked for in an image that does not say it, as in containers."""
 _CHOOSE = "choose with --images=..., or rl.images in a config"
@@ -50,6 +54,22 @@ def image_folder(image: str, images: str) -> str:
     return real
 
 
+def check_places(shown: Mapping[str, str], root: str) -> None:
+    """Refuses to show something behind a link of an image, which a program could replace for the next command.
+
+    Args:
+        shown: paths of the host by their places inside.
+        root: what ``image_folder`` has returned.
+
+    Raises:
+        UserError: it names the place.
+    """
+    top = Path(root)
+    for place in shown:
+        if path_in_root(top, place) != top / place.lstrip("/"):
+            raise UserError(f"{place} is behind a link of the image; show {shown[place]} at another place")
+
+
 class ImageSettings(NamedTuple):
     """How programs on an image are started where a spec says nothing else.
 
@@ -78,7 +98,25 @@ def image_settings(root: str, user: str, workdir: str) -> ImageSettings:
     """
     env, own_user, own_workdir = _recorded(root)
     number, home = _user(root, user or own_user or "0")
-    return ImageSettings({"PATH": _PATH, "HOME": home} | env, number, workdir or own_workdir or WORK)
+    folder = workdir or own_workdir or WORK
+    top = folder.split("/")[1:2]
+    if (
+        not folder.startswith("/")
+        or len(folder) > LONGEST_PATH
+        or not folder.isprintable()
+        or top in (["proc"], ["dev"])
+    ):
+        raise UserError(
+            f"the working folder {abbreviate(folder)} is no absolute path of an image's own; name another one"
+        )
+    variables = {"PATH": _PATH, "HOME": home} | env
+    return ImageSettings(
+        {name: value for name, value in variables.items() if _is_variable(name, value)}, number, folder
+    )
+
+
+def _is_variable(name: str, value: str) -> bool:
+    return bool(name) and "=" not in name and "\0" not in name + value
 
 
 def _recorded(root: str) -> tuple[dict[str, str], str, str]:
@@ -87,8 +125,8 @@ def _recorded(root: str) -> tuple[dict[str, str], str, str]:
     if os.path.basename(os.path.dirname(root)) != "sha256" or not os.path.isfile(path):
         return {}, "", ""
     try:
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)["config"]
+        with open(path, "rb") as file:
+            config = parse_bounded_json(file.read(_MOST_RECORD))["config"]
         env = {str(name): str(value) for name, value in config["env"].items()}
         return env, str(config["user"]), str(config["workdir"])
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -99,18 +137,18 @@ def _user(root: str, user: str) -> tuple[int, str]:
     """The number of a user, and its home folder; a group behind it is left out, since all files are the user's."""
     name = user.partition(":")[0]
     entries = [line.split(":") for line in _passwd(root).splitlines()]
-    for entry in (entry for entry in entries if len(entry) >= 6 and entry[2].isdecimal()):
+    for entry in (entry for entry in entries if len(entry) >= 6 and _NUMBER.fullmatch(entry[2])):
         if name in (entry[0], entry[2]):
-            return _number(int(entry[2]), user), entry[5] or "/"
-    if not name.isdecimal():
+            return _number(entry[2], user), entry[5] or "/"
+    if not _NUMBER.fullmatch(name):
         raise UserError(f"the image has no user {abbreviate(name)} in /etc/passwd; name another one, or a number")
-    return _number(int(name), user), "/"
+    return _number(name, user), "/"
 
 
-def _number(number: int, user: str) -> int:
-    if number > _LAST_USER:
+def _number(digits: str, user: str) -> int:
+    if int(digits) > _LAST_USER:
         raise UserError(f"{abbreviate(user)} is no user: numbers end at {_LAST_USER}")
-    return number
+    return int(digits)
 
 
 def _passwd(root: str) -> str:

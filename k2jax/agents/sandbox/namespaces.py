@@ -24,17 +24,16 @@ import weakref
 
 from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.folder import FolderSandbox
-from k2jax.agents.sandbox.images import ImageSettings, image_folder, image_settings
+from k2jax.agents.sandbox.images import ImageSettings, check_places, image_folder, image_settings
 from k2jax.agents.sandbox.mount_namespace import NOBODY
 from k2jax.agents.sandbox.mounts import mounts
-from k2jax.agents.sandbox.overlay import ROOT, UPPER
+from k2jax.agents.sandbox.overlay import OWN_PLACES, ROOT, UPPER
 from k2jax.agents.sandbox.process import SandboxProcess, result_of
 from k2jax.agents.sandbox.spawner_client import Answer, Link
 from k2jax.agents.sandbox.types import MEBI, WORK, Capabilities, Command, ExecResult, SandboxError, SandboxSpec
+from k2jax.agents.sandbox.user_threads import USER_THREADS
 from k2jax.errors import UserError, abbreviate
 
-_WRITABLE = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
-"""Folders that a program can write to, and their names in the sandbox's own folder on the host."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 """Variables of every command, where its image does not choose others."""
 _OF_A_MOUNT = ("impure", "origin", "uuid")
@@ -140,6 +139,8 @@ class NamespaceBackend(abc.ABC):
         elif spec.user:
             raise UserError(f"the user {abbreviate(spec.user)} needs an image that has it; leave it out")
         shown = mounts(spec.read_only)
+        if image:
+            check_places(shown, image)
         link = await asyncio.to_thread(self._connect)
         record = {"read_only": shown, "image": image, "deferred": deferred}
         return await self._open(link, spec, record, settings)
@@ -253,14 +254,16 @@ def _abandon(link: Link, number: int, made: Future[Answer]) -> None:
 
 
 class NamespaceSandbox(FolderSandbox):
-    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach; see ``Sandbox``."""
+    """One sandbox, whose files in /work, /tmp and /dev/shm are within reach, and its image's; see ``Sandbox``."""
+
+    threads = USER_THREADS
 
     def __init__(
         self, link: Link, opened: Answer, spec: SandboxSpec, backend: NamespaceBackend, settings: ImageSettings
     ):
         """Takes over a sandbox that the spawner has made, and the descriptor of its files."""
         env = ENVIRONMENT | settings.env | dict(spec.env)
-        places = _WRITABLE | ({"": ROOT} if spec.image else {})
+        places = OWN_PLACES | ({"": ROOT} if spec.image else {})
         super().__init__(backend.capabilities, env, root=opened.descriptor, places=places, workdir=settings.workdir)
         self._link, self._box, self._spec, self._backend = link, opened.record["box"], spec, backend
 

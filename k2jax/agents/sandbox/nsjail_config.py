@@ -55,6 +55,7 @@ class NsjailLauncher:
             f'uidmap {{ inside_id: "{view.user}" outside_id: "{outside}" count: 1 }}',
             f'gidmap {{ inside_id: "{view.user}" outside_id: "{outside}" count: 1 }}',
             "mount_proc: true",
+            *(['cap: "CAP_DAC_OVERRIDE"'] if view.written else []),
             *_root(stage, box, view),
             *(_bind(f"/dev/{name}", f"/dev/{name}", "rw: true") for name in _DEVICES),
             *(_link(target, f"/dev/{name}") for name, target in (_LINKS | {"ptmx": "pts/ptmx"}).items()),

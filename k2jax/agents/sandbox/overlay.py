@@ -8,6 +8,7 @@ on the overlay may write to all of it, and could otherwise put a link in the way
 from __future__ import annotations
 
 from collections.abc import Mapping
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -20,6 +21,9 @@ ROOT, UPPER, _SCRATCH = "root", "upper", "scratch"
 LAYERS = {ROOT: 0o755, UPPER: 0o755, _SCRATCH: 0o755}
 """Folders of an overlay among a sandbox's own files, and their modes: what programs see, what they have written, and
 what the kernel needs."""
+OWN_PLACES = {"/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
+"""Folders that a program can write to, and their names among a sandbox's own files."""
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OVER = ("dev", "proc", "tmp", "work")
 """Folders at the top where a sandbox has its own, in the place of whatever the image has there."""
 OWN_FILES = len(LAYERS) + 1 + len(_OVER) + 32
@@ -52,11 +56,13 @@ def mount_image(box: Path, root: ImageRoot) -> None:
         (box / UPPER / name).mkdir(exist_ok=True)
     merged = box / ROOT
     _overlay(root.image, box)
-    for path in _make_folders(path_in_root(merged, root.workdir)):
+    for path in _make_folders(_workdir(box, merged, root.workdir)):
         os.chown(path, root.owner, root.owner)
     pinned = {merged}
     for inside, source in root.shown.items():
         place = path_in_root(merged, inside)
+        if place != merged / inside.lstrip("/"):  # the link could be replaced, and not the place to which it leads
+            raise OSError(errno.ELOOP, f"{inside} is behind a link of the image; show it at another place")
         _make_folders(place if source.is_dir() else place.parent)
         if not place.exists():
             place.touch()
@@ -69,17 +75,37 @@ def mount_image(box: Path, root: ImageRoot) -> None:
 
 
 def _overlay(image: str, box: Path) -> None:
-    lower = os.open(image, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:  # by its descriptor: a path may hold characters that separate options
-        layers = f"lowerdir=/proc/self/fd/{lower},upperdir={box / UPPER},workdir={box / _SCRATCH},userxattr"
-        mount("overlay", box / ROOT, "overlay", NO_SETUID | NO_DEVICES, layers)
+    kinds = {"lowerdir": image, "upperdir": box / UPPER, "workdir": box / _SCRATCH}
+    with contextlib.ExitStack() as stack:  # by descriptors: a path may hold characters that separate options
+        opened = {kind: os.open(path, _FOLDER) for kind, path in kinds.items()}
+        for descriptor in opened.values():
+            stack.callback(os.close, descriptor)
+        layers = [f"{kind}=/proc/self/fd/{descriptor}" for kind, descriptor in opened.items()]
+        _mount_overlay(box / ROOT, ",".join([*layers, "userxattr"]))
+
+
+def _mount_overlay(target: Path, options: str) -> None:
+    try:
+        mount("overlay", target, "overlay", NO_SETUID | NO_DEVICES, options)
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EINVAL, errno.ENODEV):
             message = f"this kernel allows no overlay in a sandbox ({error.strerror}); images need Linux 6.6 or newer"
             raise OSError(error.errno, message) from None
         raise
-    finally:
-        os.close(lower)
+
+
+def _workdir(box: Path, merged: Path, workdir: str) -> Path:
+    """Where the folder of commands lies, which may be in one of the sandbox's own.
+
+    Raises:
+        OSError: it is behind too many links.
+    """
+    place = path_in_root(merged, workdir)
+    for inside, name in OWN_PLACES.items():
+        own = merged / inside.lstrip("/")
+        if place == own or own in place.parents:
+            return path_in_root(box / name, str(place.relative_to(own)))
+    return place
 
 
 def _make_folders(folder: Path) -> list[Path]:

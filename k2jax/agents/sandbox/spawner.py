@@ -74,7 +74,7 @@ class Box:
             self._image = ImageRoot(view.image, shown, record["workdir"], stage.user or 0)
             if not record["deferred"]:
                 self.mount()
-        except OSError:
+        except BaseException:
             self._forget_root()
             self.remove()
             raise

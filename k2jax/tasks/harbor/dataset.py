@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+import hashlib
 from pathlib import Path
+import shlex
 
 from absl import logging
 
@@ -98,7 +100,12 @@ def _solution(step: HarborStep) -> str:
             text = data.decode()
         except UnicodeDecodeError:
             return ""
-        folder = f"/solution/{path}".rpartition("/")[0]
+        place = f"/solution/{path}"
         text = text if text.endswith("\n") else text + "\n"
-        lines += [f"mkdir -p '{folder}'", f"cat > '/solution/{path}' <<'END-OF-FILE'", f"{text}END-OF-FILE"]
+        end = f"END-{hashlib.sha256(data).hexdigest()}"
+        lines += [
+            f"mkdir -p {shlex.quote(place.rpartition('/')[0])}",
+            f"cat > {shlex.quote(place)} <<'{end}'",
+            text + end,
+        ]
     return "\n".join([*lines, "chmod +x /solution/solve.sh", "/solution/solve.sh"]) if step.solution else ""

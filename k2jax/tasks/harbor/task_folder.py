@@ -17,11 +17,17 @@ from typing import Any
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
 
+_MOST_TOML = 64 << 10
+"""Bytes of ``task.toml``."""
+_MOST_DOTS = 100
+"""Of a line of it: each part of a dotted key costs the reader all parts before it."""
 _MOST_TEXT = 1 << 20
-"""Bytes of ``task.toml``, of an instruction or of a Dockerfile."""
+"""Bytes of an instruction or of a Dockerfile."""
 _MOST_FILES = 5 << 20
-"""Bytes of a step's tests, or of its solution."""
+"""Bytes of all tests and solutions of a task."""
 _MOST_COUNT = 1000
+"""Files and folders of a folder of them."""
+_MOST_STEPS = 100
 _KNOWN = {
     "": {"schema_version", "version", "task", "metadata", "agent", "verifier", "environment", "solution", "steps",
          "multi_step_reward_strategy", "multi_step_reward_mode", "artifacts", "source"},
@@ -38,6 +44,7 @@ _SIZES = {"": 1, "b": 1 / (1 << 20), "k": 1 / 1024, "m": 1, "g": 1024, "t": 1 <<
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)i?b?", re.IGNORECASE)
 _SECONDS = 600.0
 """Of an agent and of a verifier that say none, as in Harbor."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -107,7 +114,7 @@ def read_task(folder: Path) -> HarborTask:
     reader = _Reader(folder.resolve())
     try:
         return reader.task()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:  # integers of thousands of digits among them
         raise reader.error(f"it cannot be read: {abbreviate(str(error), 200)}") from None
     except OSError as error:
         raise reader.error(f"it cannot be read: {error.strerror or error}") from None
@@ -115,24 +122,28 @@ def read_task(folder: Path) -> HarborTask:
 
 class _Reader:
     def __init__(self, folder: Path):
-        self._folder, self._unknown = folder, []
+        self._folder, self._unknown, self._room = folder, [], _MOST_FILES
 
     def error(self, message: str) -> UserError:
         return UserError(f"the task in {self._folder}: {message}")
 
     def task(self) -> HarborTask:
-        config = tomllib.loads(self._text("task.toml"))
+        text = self._bytes("task.toml", _MOST_TOML).decode()
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise self.error(f"a line of task.toml has more than {_MOST_DOTS} dots")
+        config = tomllib.loads(text)
         self._note("", config)
         tables = {name: self._table(config, name) for name in ("task", "agent", "verifier", "environment", "solution")}
         environment = tables["environment"]
         self._refuse(environment, tables["verifier"])
-        image, env, workdir, user = self._image(environment, str(tables["task"].get("name") or self._folder.name))
+        name = self._string(tables["task"], "name") or self._folder.name
+        image, env, workdir, user = self._image(environment, name)
         env |= self._env(environment, "environment")
         strategy = config.get("multi_step_reward_strategy", "mean")
         if strategy not in ("mean", "final"):
             raise self.error(f"multi_step_reward_strategy is {abbreviate(strategy)}, and mean or final are known")
         return HarborTask(
-            name=str(tables["task"].get("name") or self._folder.name),
+            name=name,
             image=image,
             workdir=self._string(environment, "workdir") or workdir,
             user=self._user(tables["agent"]) or user,
@@ -148,7 +159,7 @@ class _Reader:
         """Refuses what no sandbox here has."""
         reasons = {
             "a docker-compose file": any((self._folder / "environment").glob("docker-compose.y*ml")),
-            f"the system {environment.get('os')}": environment.get("os", "linux") != "linux",
+            "another system": environment.get("os", "linux") != "linux",
             "GPUs": environment.get("gpus", 0) != 0,
             "MCP servers": bool(environment.get("mcp_servers")),
             "a health check": bool(environment.get("healthcheck")),
@@ -166,25 +177,34 @@ class _Reader:
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
             raise self.error("steps is no list of tables")
         if not steps:
-            yield self._step("", agent, verifier, None)
+            yield self._step("", agent, verifier, None, {})
             return
+        if len(steps) > _MOST_STEPS or len({str(step.get("name"))[:1000] for step in steps}) < len(steps):
+            raise self.error(f"it has more than {_MOST_STEPS} steps, or two of one name")
+        shared = self._files("tests")
         for step in steps:
             self._note("steps", step)
             name = step.get("name")
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise self.error(f"a step has the name {abbreviate(name)}, which is none of a folder")
             if step.get("healthcheck"):
-                raise self.error(f"the step {name} asks for a health check, which sandboxes here do not have")
+                raise self.error(
+                    f"the step {abbreviate(name)} asks for a health check, which sandboxes here do not have"
+                )
             own = {key: self._table(step, key) for key in ("agent", "verifier")}
             minimum = step.get("min_reward")
             if minimum is not None and type(minimum) not in (int, float):
                 raise self.error(f"min_reward of the step {name} is {abbreviate(minimum)}, which is no number")
-            yield self._step(f"steps/{name}/", agent | own["agent"], verifier | own["verifier"], minimum)
+            yield self._step(f"steps/{name}/", agent | own["agent"], verifier | own["verifier"], minimum, shared)
 
     def _step(
-        self, place: str, agent: Mapping[str, Any], verifier: Mapping[str, Any], minimum: float | None
+        self,
+        place: str,
+        agent: Mapping[str, Any],
+        verifier: Mapping[str, Any],
+        minimum: float | None,
+        shared: dict[str, bytes],
     ) -> HarborStep:
-        shared = self._files("tests") if place else {}
         tests = shared | self._files(f"{place}tests")
         if "test.sh" not in tests:
             raise self.error(f"{place}tests has no test.sh")
@@ -237,8 +257,12 @@ class _Reader:
         if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
             raise self.error(f"env of {name} is no table of texts")
         for key, value in env.items():
+            if not _VARIABLE.fullmatch(key) or "\0" in value:
+                raise self.error(f"env of {name} has {abbreviate(key)}, which is no variable")
             if "${" in value:
-                raise self.error(f"the variable {key} of {name} asks for one of this machine, {abbreviate(value)}")
+                raise self.error(
+                    f"{abbreviate(key)} of {name} asks for a variable of this machine, {abbreviate(value)}"
+                )
         return dict(env)
 
     def _seconds(self, table: Mapping[str, Any]) -> float:
@@ -270,15 +294,19 @@ class _Reader:
         return data
 
     def _files(self, name: str) -> dict[str, bytes]:
-        """All files of a folder by their paths in it; links are followed where they stay in the task's folder."""
+        """All files of a folder by their paths in it; links to files are followed within the task's folder."""
         files: dict[str, bytes] = {}
-        top, room = self._folder / name, _MOST_FILES
-        for path in sorted(top.rglob("*")) if top.is_dir() else ():
-            if path.is_file():
-                files[str(path.relative_to(top))] = data = self._bytes(str(path.relative_to(self._folder)), room)
-                room -= len(data)
-            if len(files) > _MOST_COUNT:
-                raise self.error(f"{name} has more than {_MOST_COUNT:,} files")
+        if not (self._folder / name).is_dir():
+            return files
+        top, count = Path(confined(name, self._folder, name)), 0
+        for folder, folders, names in os.walk(top):
+            folders.sort()
+            count += len(folders) + len(names)
+            if count > _MOST_COUNT:
+                raise self.error(f"{name} has more than {_MOST_COUNT:,} files and folders")
+            for path in (Path(folder, each) for each in sorted(names)):
+                files[str(path.relative_to(top))] = data = self._bytes(str(path.relative_to(self._folder)), self._room)
+                self._room -= len(data)
         return files
 
 

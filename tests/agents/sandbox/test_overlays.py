@@ -18,7 +18,23 @@ from tests.agents.sandbox.made_images import PASSWD, copy_with_libraries, give
 from tests.agents.sandbox.other_user import run_as_another_user
 from tests.agents.sandbox.test_images import LOCAL, ran
 
-PROGRAMS = ("sh", "cat", "ls", "rm", "mv", "ln", "mkdir", "rmdir", "id", "head", "chown", "stat", "mkfifo", "timeout")
+PROGRAMS = (
+    "sh",
+    "cat",
+    "ls",
+    "rm",
+    "mv",
+    "chmod",
+    "ln",
+    "mkdir",
+    "rmdir",
+    "id",
+    "head",
+    "chown",
+    "stat",
+    "mkfifo",
+    "timeout",
+)
 SYSTEM = SandboxSpec(image="system")
 
 
@@ -134,7 +150,7 @@ echo x > /k2jax/tools/made 2>/dev/null
 
 
 @LOCAL
-@pytest.mark.parametrize("place", ["/k2jax/tools", "/link/deep/tools", "/opt/word"])
+@pytest.mark.parametrize("place", ["/k2jax/tools", "/opt/deep/tools", "/opt/word"])
 def test_nothing_is_put_in_the_way_of_what_a_sandbox_shows(name, images, place, tmp_path):
     """The next command would otherwise be shown what this one chose, or a folder of the host."""
     (tmp_path / "tools").mkdir()
@@ -202,6 +218,60 @@ def test_pipes_and_sockets_of_an_image_reach_nobody_else(name, images, tmp_path)
     finally:
         os.close(reader)
         os.close(here)
+
+
+@LOCAL
+def test_nothing_is_shown_behind_a_link_nor_in_a_folder_of_the_kernel(name, images, tmp_path):
+    """A program could put something else in the place of the link, for the next command."""
+    (tmp_path / "x").write_text("x")
+    for place in ("/link", "/link/deep/x"):
+        with pytest.raises(UserError, match=f"{place} is behind a link of the image"):
+            ran(name, images, ":", SandboxSpec(image="system", read_only=(MountedPath(str(tmp_path / "x"), place),)))
+    for workdir in ("relative", "/proc/1", "/dev/x", "/a\0b", "/\udc80", "/" + "x" * 5000):
+        with pytest.raises(UserError, match="is no absolute path of an image's own"):
+            ran(name, images, ":", SandboxSpec(image="system", workdir=workdir))
+
+
+@LOCAL
+def test_the_folder_of_commands_may_lie_in_the_sandboxs_own(name, images):
+    for workdir in ("/work/a/b", "/tmp/a", "/link/made", "/srv/../srv/x"):
+        result = ran(name, images, "echo x > file && cat file", SandboxSpec(image="system", workdir=workdir))
+        assert result.stdout == b"x\n", (workdir, result)
+
+
+@LOCAL
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user has no rights to lose")
+def test_files_are_read_from_outside_with_the_rights_of_the_sandboxs_user(name, images, tmp_path):
+    """A model names the path, and what is shown may hold files that only this user reads."""
+    os.chmod(tmp_path, 0o755)
+    (tmp_path / "shown/closed").mkdir(parents=True)
+    (tmp_path / "shown/secret").write_text("secret")
+    (tmp_path / "shown/closed").chmod(0o700)
+    (tmp_path / "shown/secret").chmod(0o600)
+    (tmp_path / "shown/open").write_text("open")
+
+    async def use(sandbox):
+        assert await sandbox.read("/k2jax/shown/open") == b"open"
+        for function, path in ((sandbox.read, "secret"), (sandbox.list, "closed")):
+            with pytest.raises(SandboxError, match="Permission denied"):
+                await function(f"/k2jax/shown/{path}")
+        for path in ("/proc/x", "/dev/x", "//proc/x"):
+            with pytest.raises(SandboxError, match="is the kernel's"):
+                await sandbox.write(path, b"")
+
+    shown = (MountedPath(str(tmp_path / "shown"), "/k2jax/shown"),)
+    on_image(name, images, use, SandboxSpec(image="system", read_only=shown))
+
+
+@LOCAL
+def test_a_snapshot_has_files_that_are_closed_to_their_owner(name, images):
+    async def use(sandbox):
+        await said(sandbox, "mkdir /opt/closed; echo x > /opt/closed/x; echo y > /opt/y; chmod 000 /opt/closed /opt/y")
+        async with await sandbox.fork() as other:
+            await said(other, "chmod 700 /opt/closed /opt/y")
+            assert await said(other, "cat /opt/closed/x /opt/y") == "x\ny\n"
+
+    on_image(name, images, use)
 
 
 AS_ANOTHER_USER = """

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import shutil
 
 from absl import flags
 import pytest
@@ -80,12 +81,12 @@ HEAD = 'schema_version = "1.4"\n'
     ("toml", "reason"),
     [
         ("[environment]\ngpus = 1", "it asks for GPUs"),
-        ('[environment]\nos = "windows"', "the system windows"),
+        ('[environment]\nos = "windows"', "another system"),
         ('[environment]\nnetwork_mode = "allowlist"', "a list of hosts"),
         ('[[environment.mcp_servers]]\nname = "x"', "MCP servers"),
         ('[environment.healthcheck]\ncommand = "x"', "a health check"),
         ('[verifier]\nenvironment_mode = "separate"', "a verifier in a container of its own"),
-        ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "asks for one of this machine"),
+        ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "asks for a variable of this machine"),
         ("[verifier]\ntimeout_sec = -1", "timeout_sec is -1"),
         ("[environment]\nmemory = 'much'", "memory is 'much'"),
         ("[[steps]]\nname = '../../etc'", "which is none of a folder"),
@@ -94,12 +95,21 @@ HEAD = 'schema_version = "1.4"\n'
         ("agent = 3", "agent is no table"),
         ("multi_step_reward_strategy = 'best'", "mean or final are known"),
         ("[task", "it cannot be read"),
+        (".".join("a" * 1000) + " = 1", "has more than 100 dots"),
+        ("x = " + "9" * 5000, "it cannot be read"),
+        ("[agent]\ntimeout_sec = 0x" + "f" * 5000, "it cannot be read|is no positive number"),
+        ("[task]\nname = ['a']", "name is .* no text"),
+        ('[environment]\nos = "' + "x" * 60_000 + '"', "another system"),
+        ('[verifier.env]\n"A=B" = "x"', "which is no variable"),
+        ("[[steps]]\nname = 'a'\n" * 2, "two of one name"),
+        ("[[steps]]\nname = 'a'\n" * 101, "more than 100 steps"),
     ],
 )
 def test_what_cannot_be_run_here_is_refused_by_name(tmp_path, toml, reason):
     files = {} if "steps" not in toml else {"tests/x": ""}
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError, match=reason) as refused:
         read_task(hello(tmp_path, HEAD + toml, **files))
+    assert len(str(refused.value)) < 1000
 
 
 def test_other_folders_are_refused(tmp_path):
@@ -112,6 +122,14 @@ def test_other_folders_are_refused(tmp_path):
     (tmp_path / "b/instruction.md").symlink_to("/etc/hostname")
     with pytest.raises(UserError, match="leads out of"):
         read_task(tmp_path / "b")
+    shutil.rmtree(hello(tmp_path / "e") / "tests")
+    (tmp_path / "e/tests").symlink_to("/usr")
+    with pytest.raises(UserError, match="leads out of"):
+        read_task(tmp_path / "e")
+    for number in range(1001):
+        (tmp_path / "a/tests" / str(number)).mkdir(parents=True)
+    with pytest.raises(UserError, match="more than 1,000 files and folders"):
+        read_task(tmp_path / "a")
     (hello(tmp_path / "c") / "tests/large").write_bytes(bytes(6 << 20))
     with pytest.raises(UserError, match="has more than"):
         read_task(tmp_path / "c")
@@ -143,6 +161,8 @@ def test_who_cheats_before_the_tests_earns_0(tmp_path):
 
 
 REWARDS = {
+    '{"reward": ' + "9" * 400 + "}": (0.0, {}),
+    '{"a": 1e308, "b": 1e308}': (0.0, {}),
     '{"reward": 0.25, "other": 1}': (0.25, {"reward": 0.25, "other": 1.0}),
     '{"a": 1, "b": 0}': (0.5, {"a": 1.0, "b": 0.0}),
     "0.5": (0.5, {"reward": 0.5}),
@@ -161,6 +181,40 @@ def test_named_rewards_are_parts_and_what_is_no_reward_is_0_with_a_reason(tmp_pa
         assert episode.reward.value == pytest.approx(value) and dict(episode.reward.parts) == parts, text
         assert bool(episode.reward.info["reasons"]) == (not parts)
     assert scalar_reward({}) == 0.0
+
+
+def test_a_reward_of_what_the_tests_run_counts_for_nothing(tmp_path):
+    """The script says 0 in one file, and the agent's program, which it runs, 1 in the other."""
+    test = "#!/bin/sh\n/app/program\necho 0 > /logs/verifier/reward.txt\n"
+    hello(tmp_path, **{"tests/test.sh": test})
+    program = "printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.json\\n' > /app/program; chmod +x /app/program"
+    [episode] = played(tmp_path, of_actions(shell(program)))
+    assert episode.reward.value == 0.0 and "two rewards" in episode.reward.info["reasons"][0]
+    for text in ("1_0", "٣", "1 x", "", "nan", "1e7"):
+        hello(tmp_path, **{"tests/test.sh": f"#!/bin/sh\nprintf '%s' '{text}' > /logs/verifier/reward.txt\n"})
+        [episode] = played(tmp_path, null_policy)
+        assert episode.reward.value == 0.0 and "cannot be read" in episode.reward.info["reasons"][0], text
+
+
+def test_an_agent_is_shown_no_judge_of_an_earlier_step(tmp_path):
+    in_steps(tmp_path)
+    actions = (
+        shell("echo one > /app/notes"),
+        said("Done."),
+        shell("ls /tests /logs/verifier; ls /logs"),
+        said("Done."),
+    )
+    [episode] = played(tmp_path, of_actions(*actions))
+    said_by_tools = [node.message["content"] for node in episode.nodes if node.message["role"] == "tool"]
+    assert "test.sh" not in said_by_tools[1] and said_by_tools[1].count("No such file") == 2
+
+
+def test_solutions_are_written_whatever_is_in_them(tmp_path):
+    files = {"solution/it's/a file": "END-OF-FILE\ntouch /app/ran\n$HOME `x`\n"}
+    solve = '#!/bin/sh\n[ -e /app/ran ] || [ "$(head -n 1 "/solution/it\'s/a file")" = END-OF-FILE ] && '
+    hello(tmp_path, **files, **{"solution/solve.sh": f"{solve}echo hello > /app/hello.txt\n"})
+    [episode] = played(tmp_path, oracles.get("harbor"))
+    assert episode.reward.value == 1.0
 
 
 def test_steps_follow_one_another_until_one_is_below_its_least_reward(tmp_path):
