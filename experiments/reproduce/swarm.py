@@ -177,22 +177,21 @@ def _contexts(measured) -> str:
 
 def _figure(results, measured, names):
     figure, axes = new_figure(1, 3, height=4.0)
-    panel = axes[0, 0]
-    seed_curves(panel, results, "parl", "swarm/score", label="items right", color=PALETTE[0])
-    style_axes(panel, title="PARL: share of right items", x="iteration", y="share")
-    legend(panel)
-    panel = axes[0, 1]
+    score, parallelism, f1_panel = axes[0]
+    seed_curves(score, results, "parl", "swarm/score", label="items right", color=PALETTE[0])
+    style_axes(score, title="PARL: share of right items", x="iteration", y="share")
+    legend(score)
     for number, run in enumerate(name for name in ("parl", "no_terms", "total", "total_no_terms") if name in names):
-        seed_curves(panel, results, run, "swarm/parallelism", label=LABELS[run], color=PALETTE[number])
-    style_axes(panel, title="Parallelism", x="iteration", y="total steps / critical steps")
-    legend(panel)
-    panel = axes[0, 2]
+        seed_curves(parallelism, results, run, "swarm/parallelism", label=LABELS[run], color=PALETTE[number])
+    style_axes(parallelism, title="Parallelism", x="iteration", y="total steps / critical steps")
+    parallelism.set_ylim(0.9, 5.2)  # the names stand above the curves
+    legend(parallelism)
     for number, run in enumerate(SWEPT):
         for place, record in enumerate(measured.runs[run]):
             f1 = [record[budget_key(budget)] for budget in BUDGETS]
-            panel.plot(BUDGETS, f1, "o-", color=PALETTE[number], alpha=0.7, label=None if place else LABELS[run])
-    style_axes(panel, title=f"Item-F1 of {WIDTHS[-1]} keys", x="budget of critical steps", y="Item-F1")
-    legend(panel)
+            f1_panel.plot(BUDGETS, f1, "o-", color=PALETTE[number], alpha=0.7, label=None if place else LABELS[run])
+    style_axes(f1_panel, title=f"Item-F1 of {WIDTHS[-1]} keys", x="budget of critical steps", y="Item-F1")
+    legend(f1_panel)
     return figure
 
 

@@ -48,7 +48,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HarborStep:
     """One step of a task; most tasks have one.
 
@@ -71,7 +71,7 @@ class HarborStep:
     min_reward: float | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HarborTask:
     """A task that can be run on an image.
 
