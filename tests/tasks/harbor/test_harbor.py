@@ -23,13 +23,22 @@ from tests.agents.sandbox.made_images import host_image
 from tests.tasks.harbor.folders import FOLDERS, hello, in_steps
 
 
+SHARED = {}
+"""What all tests of this file have together: a maker of environments and a scorer."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared():
+    SHARED["maker"] = EnvironmentMaker("bubblewrap", images=host_image(), repositories=None)
+    with VerifierPool(workers=1, timeout=60.0, retries=0) as pool:
+        SHARED["scorer"] = Scorer(pool, backend=make_backend("bubblewrap", images=host_image()))
+        yield
+
+
 def played(folder, policy):
     """Episodes of all tasks of a folder."""
-    maker = EnvironmentMaker("bubblewrap", images=host_image(), repositories=None)
-    with VerifierPool(workers=1, timeout=60.0, retries=0) as pool:
-        scorer = Scorer(pool, backend=make_backend("bubblewrap", images=host_image()))
-        tasks = load_tasks("harbor", (f"path={folder}",), "all")
-        return asyncio.run(play_all(tasks, policy, maker, scorer, 2))
+    tasks = load_tasks("harbor", (f"path={folder}",), "all")
+    return asyncio.run(play_all(tasks, policy, SHARED["maker"], SHARED["scorer"], 2))
 
 
 def of_actions(*actions):
