@@ -42,7 +42,7 @@ class ContainerEnvironment(ToolEnvironment):
     """Tools in a sandbox on the task's image, one instruction after the other, each judged when the agent is done.
 
     The outcome is ``{"graded": [{"reward": number, "rewards": {name: number}, "reason": text}, ...]}``, one for each
-    step that was reached. Toolsets are closed while a script runs, so that nothing of the agent runs beside it.
+    step that was reached. A black box works on the first step alone.
     """
 
     needs_sandbox = True
@@ -75,36 +75,29 @@ class ContainerEnvironment(ToolEnvironment):
             return await super().step(action)
         self._steps += 1
         steps = self._task.metadata[STEPS]
-        async with self._without_tools():
-            graded = await self._grade()
+        graded = await self._grade()
         minimum = steps[len(self._graded) - 1]["min_reward"]
         if len(self._graded) == len(steps) or (minimum is not None and graded["reward"] < minimum):
             return Step(Observation(), terminated=True, info={"graded": self._graded})
+        for toolset in self._toolsets:
+            await toolset.open(self._workplace)
         said = steps[len(self._graded)]["instruction"]
         return Step(Observation(({"role": "user", "content": said},)))
 
     async def outcome(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Any]:
         """What an agent that has ended, or was ended, has left of its present step."""
         if len(self._graded) < len(task.metadata[STEPS]):
-            async with self._without_tools():
-                await self._grade()
+            await self._grade()
         return {"graded": self._graded}
 
-    @contextlib.asynccontextmanager
-    async def _without_tools(self):
-        """Closes the toolsets for a while."""
-        for toolset in self._toolsets:
-            await toolset.close()
-        yield
-        for toolset in self._toolsets:
-            await toolset.open(self._workplace)
-
     async def _grade(self) -> dict[str, Any]:
-        """Judges the present step.
+        """Judges the present step, with the toolsets closed: nothing of the agent runs beside the script.
 
         Raises:
             SandboxError: the sandbox failed; what the agent has left is not to blame.
         """
+        for toolset in self._toolsets:
+            await toolset.close()
         step = self._task.metadata[STEPS][len(self._graded)]
         rewards, reason = {}, await self._place(step["tests"])
         if not reason:
