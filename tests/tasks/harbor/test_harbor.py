@@ -22,7 +22,6 @@ from k2jax.tasks.oracle_check import define, main, play_all
 from tests.agents.sandbox.made_images import host_image
 from tests.tasks.harbor.folders import FOLDERS, hello, in_steps
 
-
 SHARED = {}
 """What all tests of this file have together: a maker of environments and a scorer."""
 
