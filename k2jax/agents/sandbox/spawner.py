@@ -20,17 +20,15 @@ from typing import Any
 
 from k2jax.agents.sandbox import cgroup, wire
 from k2jax.agents.sandbox.arguments import BubblewrapLauncher
+from k2jax.agents.sandbox.box import Box
 from k2jax.agents.sandbox.child_process import Child, Plan, set_limits, start
-from k2jax.agents.sandbox.launcher import Launcher, SandboxView
-from k2jax.agents.sandbox.mount_namespace import NOBODY, BoxFiles, SandboxStage, adopt_orphans
+from k2jax.agents.sandbox.launcher import Launcher
+from k2jax.agents.sandbox.mount_namespace import SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
-from k2jax.agents.sandbox.overlay import ImageRoot
 from k2jax.agents.sandbox.running_command import RunningCommand, parent_of
 from k2jax.agents.sandbox.warden import start_warden
 
 LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
-_OWN_PROCESSES = 2
-"""The isolating program and the first process of the namespace count in the control group."""
 _KEPT_ERRORS = 1 << 14
 """Bytes of error output that are kept of a program that goes on."""
 _ORPHANS_END = 0.02
@@ -39,83 +37,6 @@ _LONGEST_WAIT = 3600.0
 """How long the loop waits for anything at most: a time limit may be longer than what the kernel can wait for [s]."""
 _PATIENCE = 2.0
 """How long a control group may take to become empty after its processes have ended [s]."""
-
-
-class Box:
-    """One sandbox, as the spawner holds it."""
-
-    def __init__(
-        self,
-        stage: SandboxStage,
-        launcher: Launcher,
-        groups: cgroup.GroupPool,
-        name: str,
-        record: dict[str, Any],
-    ):
-        """Makes its files and control groups; see ``SandboxSpawner`` for the record."""
-        self.limits = record["limits"]
-        self.processes = self.limits["processes"]
-        self._stage, self._groups, self.group = (
-            stage,
-            groups,
-            groups.take(self.limits["memory"], self.processes + _OWN_PROCESSES),
-        )
-        self.files: BoxFiles | None = None
-        self.path = stage.path / "boxes" / name
-        try:
-            shown = {inside: stage.visible(source) for inside, source in record["read_only"].items()}
-            view = SandboxView(shown, record["user"], record["image"])
-            self.root = launcher.root(stage, self.path, view)
-            self.bare = (
-                launcher.root(stage, self.path, SandboxView({}, NOBODY, written=True)) if view.image else self.root
-            )
-            disk, files = self.limits["disk"], self.limits["files"]
-            self.files = stage.make_box(self.path, disk=disk, files=files, on_image=bool(view.image))
-            self._image = ImageRoot(view.image, shown, record["workdir"], stage.user or 0)
-            if not record["deferred"]:
-                self.mount()
-        except BaseException:
-            self._forget_root()
-            self.remove()
-            raise
-        self.jobs: set[RunningCommand] = set()
-        self.closing: int | None = None
-
-    def mount(self) -> None:
-        """Mounts its root where it has an image, once, before anything runs on it."""
-        if self._image.image:
-            self._stage.mount_root(self.path, self.files.namespace, self._image)
-
-    def limits_of_a_process(self) -> dict[int, int]:
-        """Limits that the isolating program runs under as well."""
-        return {
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_NOFILE: self.limits["open_files"],
-            resource.RLIMIT_FSIZE: self.limits["disk"],
-        }
-
-    def limits_without_groups(self) -> dict[int, int]:
-        """Limits of the command alone, in place of the control groups that are missing."""
-        limits = {}
-        if "memory" not in self.group.controllers:
-            limits[resource.RLIMIT_AS] = self.limits["memory"]
-        if "pids" not in self.group.controllers:
-            limits[resource.RLIMIT_NPROC] = self.processes
-        return limits
-
-    def _forget_root(self) -> None:
-        """Closes the descriptor of files that nobody is given."""
-        if self.files is not None:
-            os.close(self.files.root)
-
-    def remove(self) -> None:
-        """Deletes its files and gives its control group back."""
-        if self.files is not None:
-            os.close(self.files.namespace)
-            self.files = None
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
-        self._groups.give_back(self.group, _PATIENCE)
 
 
 class SandboxSpawner:
