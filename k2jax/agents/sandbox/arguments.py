@@ -16,23 +16,33 @@ HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders of the host's programs beside ``/usr``, mostly links into it."""
 _ISOLATION = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try"),
-    *("--disable-userns", "--hostname", "sandbox"),
-    *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
+    *("--hostname", "sandbox", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
 )
+_SERVER_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP", "CAP_SYS_RESOURCE")
+"""What a fork server needs, over its own namespaces."""
+SERVER_FOLDER = "/dev/k2jax"
+"""Where a fork server finds its Python before it takes it away: no program of the sandbox can change anything there."""
 
 
-def root_arguments(stage: SandboxStage, box: Path, view: SandboxView) -> list[str]:
+def root_arguments(
+    stage: SandboxStage, box: Path, view: SandboxView, server: Mapping[str, Path] | None = None
+) -> list[str]:
     """Arguments for what is visible inside: the same for every command of a sandbox.
 
     Args:
         stage: where the host's part lies.
         box: the sandbox's own files.
         view: see ``SandboxView``.
+        server: what a fork server is shown beside, by names in ``SERVER_FOLDER``; None for a command.
     """
     arguments = [*_ISOLATION, "--uid", str(view.user), "--gid", str(view.user)]
+    if server is None:
+        arguments.append("--disable-userns")
+    else:
+        arguments += [word for name in _SERVER_CAPABILITIES for word in ("--cap-add", name)]
     if view.written:  # for files whose modes close them to their own user
         arguments += ["--cap-add", "CAP_DAC_OVERRIDE"]
-    closed = ["/proc", "/dev"]
+    closed = ["/proc", "/dev"] if server is None else ["/proc"]
     # A process may write to the memory of another of its user in /proc, the first one's too, which tells exit codes.
     if view.image:
         arguments += ["--bind", str(box / ROOT), "/"]
@@ -42,10 +52,24 @@ def root_arguments(stage: SandboxStage, box: Path, view: SandboxView) -> list[st
         for inside, source in view.shown.items():
             arguments += ["--ro-bind", str(source), inside]
         closed.append("/")
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", str(box / TERMINALS), "/dev/pts"]
+    arguments += ["--proc", "/proc", *(("--dev", "/dev") if server is None else _devices())]
+    arguments += ["--dev-bind", str(box / TERMINALS), "/dev/pts"]
     for name, inside in own_folders(view).items():
         arguments += ["--bind", str(box / name), inside]
+    for name, source in (server or {}).items():
+        arguments += ["--ro-bind", str(source), f"{SERVER_FOLDER}/{name}"]
     return [*arguments, *(word for place in closed for word in ("--remount-ro", place))]
+
+
+def _devices() -> Iterator[str]:
+    """What ``--dev`` makes; with that itself bubblewrap leaves nobody the right to mount."""
+    yield from ("--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/dev/pts", "--symlink", "pts/ptmx", "/dev/ptmx")
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+    links = {"fd": "/proc/self/fd", "core": "/proc/kcore"}
+    links |= {name: f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))}
+    for name, target in links.items():
+        yield from ("--symlink", target, f"/dev/{name}")
 
 
 def own_folders(view: SandboxView) -> dict[str, str]:
@@ -98,15 +122,20 @@ class BubblewrapLauncher:
         """Arguments for what is view."""
         return root_arguments(stage, box, view)
 
+    def server_root(self, stage: SandboxStage, box: Path, view: SandboxView, shown: Mapping[str, Path]) -> list[str]:
+        """Arguments for what a fork server sees; see ``root_arguments``."""
+        return root_arguments(stage, box, view, shown)
+
     def invoke(self, root: list[str], record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
         """A command that waits where limits must be set from outside."""
-        numbers = {"--seccomp": self._FILTER, "--json-status-fd": self._STATUS}
+        numbers = {"--json-status-fd": self._STATUS} | ({} if record.get("unfiltered") else {"--seccomp": self._FILTER})
         if late:
             numbers["--block-fd"] = self._BLOCK
         first = ["--as-pid-1"] if record.get("first") else []
         text = command_arguments([*root, *first], record["cwd"], record["env"], numbers)
         argv = ["bwrap", "--args", str(self._ARGUMENTS), "--", *record["argv"]]
-        files = {self._FILTER: self._filter, self._ARGUMENTS: text}
+        files = {number: self._filter for option, number in numbers.items() if option == "--seccomp"}
+        files[self._ARGUMENTS] = text
         return Invocation(list(map(os.fsencode, argv)), files, self._STATUS, self._BLOCK if late else None)
 
     def told(self, status: bytes) -> dict[str, Any]:

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import contextlib
+import json
 import os
+from pathlib import Path
 import resource
 from typing import Any
 
 from k2jax.agents.sandbox import cgroup
+from k2jax.agents.sandbox.fork_server import ForkedCommand, ForkServer
 from k2jax.agents.sandbox.launcher import Launcher, SandboxView
 from k2jax.agents.sandbox.mount_namespace import NOBODY, BoxFiles, SandboxStage
 from k2jax.agents.sandbox.overlay import ImageRoot
 from k2jax.agents.sandbox.running_command import RunningCommand
 
-_OWN_PROCESSES = 2
-"""The isolating program and the first process of the namespace count in the control group."""
+_OWN_PROCESSES = 3
+"""The isolating program, a fork server and the first process of a command count in the control group."""
+_IDLE_PROCESSES = 2
+"""Those that are there while a fork server runs nothing."""
+_MOST_WIPED = 1000
+"""Files of a sandbox that is worth wiping, because a new one costs less than to delete more."""
 _PATIENCE = 2.0
 """How long a control group may take to become empty after its processes have ended [s]."""
 
 
 class Box:
-    """One sandbox, as the spawner holds it."""
+    """One sandbox, as the spawner holds it.
+
+    Attributes:
+        key: what sandboxes have in common of which one can be used again as another; empty where that is not possible.
+        server_root: what its fork server sees; None where it has none.
+        server: the fork server that runs.
+        jobs: commands that run.
+        commands: how many there have been.
+        is_closed: whether it belongs to nobody.
+        closing: number of the request that closes it, until that is answered.
+    """
 
     def __init__(
         self,
@@ -29,6 +47,8 @@ class Box:
         groups: cgroup.GroupPool,
         name: str,
         record: dict[str, Any],
+        *,
+        server: Mapping[str, Path] | None = None,
     ):
         """Makes its files and control groups; see ``SandboxSpawner`` for the record."""
         self.limits = record["limits"]
@@ -44,6 +64,9 @@ class Box:
             shown = {inside: stage.visible(source) for inside, source in record["read_only"].items()}
             view = SandboxView(shown, record["user"], record["image"])
             self.root = launcher.root(stage, self.path, view)
+            self.server_root = None
+            if server is not None and {"memory", "pids"} <= self.group.controllers:
+                self.server_root = launcher.server_root(stage, self.path, view, server)
             self.bare = (
                 launcher.root(stage, self.path, SandboxView({}, NOBODY, written=True)) if view.image else self.root
             )
@@ -56,7 +79,10 @@ class Box:
             self._forget_root()
             self.remove()
             raise
-        self.jobs: set[RunningCommand] = set()
+        self.key = box_key(record) if self.server_root is not None else ""
+        self.server: ForkServer | None = None
+        self.jobs: set[RunningCommand | ForkedCommand] = set()
+        self.commands, self.is_closed = 0, False
         self.closing: int | None = None
 
     def mount(self) -> None:
@@ -86,6 +112,21 @@ class Box:
         if self.files is not None:
             os.close(self.files.root)
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether its files are deleted."""
+        return self.files is None
+
+    def wipe(self) -> bool:
+        """Deletes all that a sandbox has left whose processes have ended; False where something may be left."""
+        if not self.key or not self.server.is_ready or self.group.count() != _IDLE_PROCESSES:
+            return False
+        return self._stage.wipe_box(self.path, self.files.namespace, _MOST_WIPED)
+
+    def open_files(self) -> int:
+        """Another descriptor of its files."""
+        return self._stage.open_box(self.path, self.files.namespace)
+
     def remove(self) -> None:
         """Deletes its files and gives its control group back."""
         if self.files is not None:
@@ -94,3 +135,9 @@ class Box:
         with contextlib.suppress(OSError):
             self.path.rmdir()
         self._groups.give_back(self.group, _PATIENCE)
+
+
+def box_key(record: Mapping[str, Any]) -> str:
+    """What a request to open a sandbox says of it; empty where it has an image, whose overlay only a new one has."""
+    same = {name: record[name] for name in ("limits", "read_only", "user")}
+    return "" if record["image"] else json.dumps(same, sort_keys=True)

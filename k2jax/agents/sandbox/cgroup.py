@@ -151,13 +151,13 @@ class ControlGroup:
         except OSError:
             return False
 
-    def counts_nothing(self) -> bool:
-        """Whether the groups count no process at all, so that all of their number is left."""
+    def count(self) -> int:
+        """How many processes and threads the groups count, those among them that are not waited for; -1 if unknown."""
         counts = [folder / "pids.current" for folder in self._folders if (folder / "pids.current").exists()]
         try:
-            return all(int(count.read_text()) == 0 for count in counts)
+            return max((int(count.read_text()) for count in counts), default=0)
         except OSError:
-            return False
+            return -1
 
     def remove(self) -> bool:
         """Deletes the groups; False where a process is still in one."""
@@ -207,7 +207,7 @@ class GroupPool:
             group.kill()
             time.sleep(0.002)
         kept = sum(map(len, self._free.values()))
-        if kept < self._KEPT and group.is_empty() and group.counts_nothing():
+        if kept < self._KEPT and group.is_empty() and group.count() == 0:
             self._free.setdefault((group.memory, group.processes), []).append(group)
             return
         while not group.remove() and time.monotonic() < end:

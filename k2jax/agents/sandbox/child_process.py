@@ -84,7 +84,7 @@ def start(plan: Plan) -> Child:
         passed = [(ends["status"][0], invocation.status)]
         if invocation.block is not None:
             passed.append((ends["block"][0], invocation.block))
-        passed += [(_memory_file(data, theirs), number) for number, data in invocation.files.items()]
+        passed += [(memory_file(data, theirs), number) for number, data in invocation.files.items()]
         standard = [plan.connection if name not in ends else ends[name][0] for name in ("stdin", "stdout", "stderr")]
         pid = os.fork()
         if pid == 0:
@@ -96,7 +96,8 @@ def start(plan: Plan) -> Child:
     return Child(pid=pid, **{name: outside.get(name) for name in ("stdin", "stdout", "stderr", "status", "block")})
 
 
-def _memory_file(data: bytes, stack: contextlib.ExitStack) -> int:
+def memory_file(data: bytes, stack: contextlib.ExitStack) -> int:
+    """Descriptor of a file in memory, which the stack closes."""
     descriptor = os.memfd_create("k2jax", os.MFD_CLOEXEC)
     stack.callback(os.close, descriptor)
     view = memoryview(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 import os
 from typing import Any
 
@@ -48,6 +48,7 @@ class FolderSandbox(Sandbox):
         super().__init__(capabilities, env, workdir)
         self._root: int | None = root
         self._places = places
+        self._unfinished: set[Future[Any]] = set()
 
     async def close(self) -> None:
         """See ``Sandbox.close``."""
@@ -75,7 +76,13 @@ class FolderSandbox(Sandbox):
         except BaseException:
             os.close(root)
             raise
-        future.add_done_callback(lambda _: os.close(root))
+        self._unfinished.add(future)
+
+        def done(future: Future[Any]) -> None:
+            os.close(root)
+            self._unfinished.discard(future)
+
+        future.add_done_callback(done)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), FILE_SECONDS)
         except TimeoutError:

@@ -37,13 +37,14 @@ def host_python() -> HostPython:
     return HostPython(executable, () if f"{prefix}/".startswith("/usr/") else (prefix,))
 
 
-def loaded(program: str) -> list[str]:
+def loaded(program: str, usr: str = HOST_USR) -> list[str]:
     """A command that starts a program of the host on any image, also one with another C library.
 
-    Its loader and libraries are those in ``HOST_USR``, where the sandbox must show the host's ``/usr``.
+    Its loader and libraries are those of the host's ``/usr``.
 
     Args:
         program: its path on the host, without links; below ``/usr``, or shown at its own place.
+        usr: where the sandbox shows the host's ``/usr``.
 
     Raises:
         UserError: this machine keeps its libraries elsewhere than in ``/usr``.
@@ -52,11 +53,39 @@ def loaded(program: str) -> list[str]:
     if not loader.startswith("/usr/") or not os.path.isfile(loader):
         raise UserError("agents on images need a machine whose C library lies in /usr, as of Debian 12 or Ubuntu 22.04")
     folders = dict.fromkeys((os.path.dirname(loader), "/usr/lib64", "/usr/lib"))
-    return [_there(loader), "--library-path", ":".join(map(_there, folders)), _there(program)]
+    there = [_there(path, usr) for path in (loader, *folders, program)]
+    return [there[0], "--library-path", ":".join(there[1:-1]), there[-1]]
 
 
-def _there(path: str) -> str:
-    return HOST_USR + path.removeprefix("/usr") if path.startswith("/usr/") else path
+def _there(path: str, usr: str) -> str:
+    return usr + path.removeprefix("/usr") if path.startswith("/usr/") else path
+
+
+class MovedPython(NamedTuple):
+    """The Python of ``host_python`` in a folder of its own.
+
+    Attributes:
+        argv: its command.
+        shown: what the folder must show of the host, by names in it.
+    """
+
+    argv: list[str]
+    shown: dict[str, str]
+
+
+def moved_python(folder: str) -> MovedPython:
+    """How this program's own Python starts where a sandbox shows it in a folder, on any image.
+
+    Raises:
+        UserError: see ``loaded``.
+    """
+    python, shown = host_python(), {"usr": "/usr"}
+    loader, option, libraries, program = loaded(python.executable, f"{folder}/usr")
+    for prefix in python.read_only:
+        shown["python"] = str(prefix)
+        program = f"{folder}/python{python.executable.removeprefix(str(prefix))}"
+        libraries += f":{folder}/python/lib"
+    return MovedPython([loader, option, libraries, program], shown)
 
 
 class HostPackages(NamedTuple):

@@ -62,6 +62,10 @@ class Launcher(Protocol):
         """
         ...
 
+    def server_root(self, stage: SandboxStage, box: Path, view: SandboxView, shown: Mapping[str, Path]) -> Any:
+        """The same for a fork server, which is shown more; None where this program starts none."""
+        ...
+
     def invoke(self, root: Any, record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
         """How a command is started.
 

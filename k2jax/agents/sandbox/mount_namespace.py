@@ -8,12 +8,14 @@ a command does not grow with the number of sandboxes. It ends with its last proc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import ctypes
 import os
 from pathlib import Path
 from typing import NamedTuple
 
+from k2jax.agents.sandbox.empty_folder import empty
 from k2jax.agents.sandbox.kernel_mounts import (
     BIND,
     NEW_MOUNTS,
@@ -213,9 +215,40 @@ class SandboxStage:
         Raises:
             OSError: the kernel does not allow it, or there is no room.
         """
+        with self._inside(namespace):
+            mount_image(box, root)
+
+    def open_box(self, box: Path, namespace: int) -> int:
+        """A descriptor of a sandbox's files."""
+        with self._inside(namespace):
+            return os.open(box, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def wipe_box(self, box: Path, namespace: int, most: int) -> bool:
+        """Makes a sandbox's folders what they were at first, where no process of it runs.
+
+        Args:
+            box: see ``make_box``.
+            namespace: of its mounts.
+            most: files that are deleted at most.
+
+        Returns:
+            Whether nothing is left; False as soon as there is more to do.
+        """
+        with self._inside(namespace), contextlib.suppress(OSError):
+            usage = os.statvfs(box)
+            if usage.f_files - usage.f_ffree > most:
+                return False
+            for folder, mode in _SHARED.items():
+                empty(box / folder)
+                os.chmod(box / folder, mode)
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _inside(self, namespace: int) -> Iterator[None]:
         enter_mounts(namespace)
         try:
-            mount_image(box, root)
+            yield
         finally:
             enter_mounts(self._namespace)
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 import contextlib
 import functools
 import importlib.util
+import json
 import os
 from pathlib import Path
 import platform
@@ -23,8 +24,10 @@ from typing import Any, ClassVar
 import weakref
 
 from k2jax.agents.sandbox import cgroup, seccomp
+from k2jax.agents.sandbox.arguments import SERVER_FOLDER
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.images import ImageSettings, check_places, image_folder, image_settings
+from k2jax.agents.sandbox.interpreter import moved_python
 from k2jax.agents.sandbox.mount_namespace import NOBODY
 from k2jax.agents.sandbox.mounts import mounts
 from k2jax.agents.sandbox.overlay import OWN_PLACES, ROOT, UPPER
@@ -106,8 +109,11 @@ class NamespaceBackend(abc.ABC):
                 self._link = None
 
     def running(self) -> set[int]:
-        """Processes in all sandboxes, zombies included, as the host counts them."""
-        return descendants(self._link.process_id) if self._link is not None else set()
+        """Processes of commands in all sandboxes, zombies included, as the host counts them; they may be many."""
+        if self._link is None:
+            return set()
+        _, servers = self._link.ask("servers")
+        return descendants(self._link.process_id) - set(servers.result(_GRACE).record["pids"])
 
     async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A new sandbox; see ``SandboxBackend.open``."""
@@ -157,7 +163,7 @@ class NamespaceBackend(abc.ABC):
         """A spawner that works; another is started in the place of one that does not, since it may have been killed."""
         for _ in range(_STARTS):
             try:
-                link = Link(self.kind, self._program, self._folder, self._groups)
+                link = Link(self.kind, self._program, self._folder, self._groups, _server_python())
                 asyncio.run(self._try_out(link))
                 return link
             except SandboxError as error:
@@ -234,6 +240,14 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def _server_python() -> str:
+    """The Python of fork servers as JSON; null where none can be moved, and every command is started alone."""
+    try:
+        return json.dumps(moved_python(SERVER_FOLDER)._asdict())
+    except UserError:
+        return "null"
+
+
 async def _answer(future: Future[Answer], patience: float) -> Answer:
     """Waits for the spawner, which goes on when the waiting ends early."""
     try:
@@ -248,7 +262,7 @@ def _abandon(link: Link, number: int, made: Future[Answer]) -> None:
         os.close(made.result().descriptor)
         with contextlib.suppress(SandboxError):
             if (box := made.result().record.get("box")) is not None:
-                link.ask("close", box=box)
+                link.ask("close", box=box, reusable=False)
             else:
                 link.ask("kill", target=number)
 
@@ -359,5 +373,5 @@ class NamespaceSandbox(FolderSandbox):
 
     async def _end(self) -> None:
         with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
-            _, future = self._link.ask("close", box=self._box)
+            _, future = self._link.ask("close", box=self._box, reusable=not self._unfinished)
             await _answer(future, _GRACE)

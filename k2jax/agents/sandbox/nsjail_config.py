@@ -65,6 +65,9 @@ class NsjailLauncher:
         ]
         return "\n".join(lines), ["--rw"] if view.image else []
 
+    def server_root(self, stage: SandboxStage, box: Path, view: SandboxView, shown: Mapping[str, Path]) -> None:
+        """None: a fork server needs rights that nsjail leaves to no program."""
+
     def invoke(self, root: tuple[str, list[str]], record: Mapping[str, Any], late: Mapping[int, int]) -> Invocation:
         """A command behind its shell."""
         limits = {"core": 0}

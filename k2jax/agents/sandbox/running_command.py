@@ -10,16 +10,48 @@ import os
 import selectors
 import signal
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from k2jax.agents.sandbox.child_process import Child
+from k2jax.agents.sandbox.command_streams import CHUNK, CommandStreams
 from k2jax.agents.sandbox.launcher import Launcher
 
-_CHUNK = 1 << 16
 _OWN_FAILURE = 255
 """Exit code of nsjail where it could not start the command."""
 _MOST_STATUS = 1 << 16
 """Bytes of what the isolating program tells that are kept."""
+
+
+class CommandEnd(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        code: exit code, where it was not killed at its time limit.
+        seconds: wall time.
+        timed_out: whether it was.
+        out_of_memory: whether a process of the sandbox was killed for memory.
+    """
+
+    code: int
+    seconds: float
+    timed_out: bool
+    out_of_memory: bool
+
+    def record(self, failure: str | None, stdout: int, truncated: bool) -> dict[str, Any]:
+        """What the spawner answers.
+
+        Args:
+            failure: why it could not be run; None where it was.
+            stdout: bytes of its output.
+            truncated: whether an output was too long.
+        """
+        code = 128 + signal.SIGKILL if self.timed_out else self.code
+        return self._asdict() | {
+            "failure": None if self.timed_out else failure,
+            "code": code,
+            "stdout": stdout,
+            "truncated": truncated,
+        }
 
 
 class RunningCommand:
@@ -58,24 +90,18 @@ class RunningCommand:
         self._selector, self._child, self._done, self._release = selector, child, done, release
         self._started = time.monotonic()
         self.deadline = self._started + timeout
-        self._input = memoryview(stdin)
-        self._limit = output_limit
-        self._outputs = {end: bytearray() for end in (child.stdout, child.stderr) if end is not None}
-        self._truncated = self._timed_out = False
+        outputs = [end for end in (child.stdout, child.stderr) if end is not None]
+        self._streams = CommandStreams(selector, child.stdin, outputs, data=stdin, limit=output_limit)
+        self._timed_out = False
         self._status = bytearray()
         self._code = 0
         self._seconds = 0.0
         self._kills = memory_kills()
         self._outer, self._init = os.pidfd_open(child.pid), None
         self.pids = [child.pid]
-        self._open = {*self._outputs, child.status, self._outer}
-        for output in self._outputs:
-            selector.register(output, selectors.EVENT_READ, lambda output=output: self._on_output(output))
+        self._open = {child.status, self._outer}
         selector.register(child.status, selectors.EVENT_READ, self._on_status)
         selector.register(self._outer, selectors.EVENT_READ, self._on_exit)
-        if child.stdin is not None:
-            self._open.add(child.stdin)
-            selector.register(child.stdin, selectors.EVENT_WRITE, self._on_input)
 
     def expire(self) -> None:
         """Ends the command at its time limit."""
@@ -96,34 +122,9 @@ class RunningCommand:
             self._selector.unregister(descriptor)
             os.close(descriptor)
 
-    def _on_input(self) -> None:
-        try:
-            self._input = self._input[os.write(self._child.stdin, self._input[:_CHUNK]) :] if self._input else b""
-        except BlockingIOError:
-            return
-        except OSError:  # nobody reads it
-            self._input = b""
-        if not self._input:
-            self._close(self._child.stdin)
-
-    def _on_output(self, output: int) -> bool:
-        """Reads once; False at the end, and where nothing is there."""
-        try:
-            data = os.read(output, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._close(output)
-            return False
-        kept = self._outputs[output]
-        room = self._limit - len(kept)
-        self._truncated |= len(data) > room
-        kept += data[:room]
-        return True
-
     def _on_status(self) -> None:
         try:
-            data = os.read(self._child.status, _CHUNK)
+            data = os.read(self._child.status, CHUNK)
         except BlockingIOError:
             return
         if not data:
@@ -178,15 +179,11 @@ class RunningCommand:
         self._finish()
 
     def _finish(self) -> None:
-        for output in self._outputs:
-            while output in self._open and self._on_output(output):
-                pass
+        stdout, stderr = self._streams.finish()
         for descriptor in list(self._open):
             self._close(descriptor)
         if self._child.block is not None:
             os.close(self._child.block)
-        *stdout, stderr = (bytes(kept) for kept in self._outputs.values())
-        stdout = b"".join(stdout)
         self._done(*self._result(stdout, stderr))
 
     def _result(self, stdout: bytes, stderr: bytes) -> tuple[dict[str, Any], bytes]:
@@ -202,16 +199,8 @@ class RunningCommand:
                 code = 127
             else:
                 failure = stderr.decode(errors="replace").strip() or f"it ended with code {code} before the command"
-        record = {
-            "failure": None if self._timed_out else failure,
-            "code": 128 + signal.SIGKILL if self._timed_out else code,
-            "stdout": len(stdout),
-            "seconds": self._seconds,
-            "timed_out": self._timed_out,
-            "out_of_memory": self._memory_kills() > self._kills,
-            "truncated": self._truncated,
-        }
-        return record, stdout + stderr
+        ended = CommandEnd(code, self._seconds, self._timed_out, self._memory_kills() > self._kills)
+        return ended.record(failure, len(stdout), self._streams.truncated), stdout + stderr
 
 
 def parent_of(pid: int) -> int:

@@ -7,8 +7,10 @@ it: then the kernel ends its sandboxes and deletes their files. It imports nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import itertools
+import json
 import os
 from pathlib import Path
 import resource
@@ -20,8 +22,9 @@ from typing import Any
 
 from k2jax.agents.sandbox import cgroup, wire
 from k2jax.agents.sandbox.arguments import BubblewrapLauncher
-from k2jax.agents.sandbox.box import Box
+from k2jax.agents.sandbox.box import Box, box_key
 from k2jax.agents.sandbox.child_process import Child, Plan, set_limits, start
+from k2jax.agents.sandbox.fork_server import ForkedCommand, ForkServer, server_record
 from k2jax.agents.sandbox.launcher import Launcher
 from k2jax.agents.sandbox.mount_namespace import SandboxStage, adopt_orphans
 from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
@@ -35,6 +38,12 @@ _ORPHANS_END = 0.02
 """How long an orphan that was killed is waited for before others are served, and how often the loop looks again [s]."""
 _LONGEST_WAIT = 3600.0
 """How long the loop waits for anything at most: a time limit may be longer than what the kernel can wait for [s]."""
+_MOST_SERVERS = 128
+"""Fork servers at a time, each of some mebibytes."""
+_MOST_KEPT = 32
+"""Closed sandboxes that wait, empty, to be opened again."""
+_SERVER_STARTS = 10.0
+"""How long a fork server may take to be ready [s]."""
 _PATIENCE = 2.0
 """How long a control group may take to become empty after its processes have ended [s]."""
 
@@ -43,12 +52,17 @@ class SandboxSpawner:
     """Answers requests until the program that makes them ends.
 
     Every request has a ``request``, its number, which its answer repeats; a ``failure`` in an answer is a message.
+    The first command of a sandbox is a bubblewrap of its own, so that a sandbox that runs one alone costs no more; from
+    the second on a fork server inside starts them, where control groups limit the sandbox. Closed sandboxes without an
+    image whose fork server runs are emptied and kept for the next of the same kind.
+
     Kinds: ``open`` (limits, read_only, user; image, workdir, deferred) gives a sandbox's number and a descriptor of its
     files, and mounts its image, which with ``deferred`` waits for ``mount`` (box); ``exec`` (box, argv, cwd, env,
     timeout, output_limit, bare; the payload is stdin) gives a result whose payload is both outputs, and ``bare`` shows
     the host's programs and what was written to the image; ``start`` (box, argv, cwd, env, first) gives the descriptor
     of a socket to a program that goes on, and at its end a result whose payload is its error output; ``kill`` (target)
-    ends either early and has no answer; ``close`` (box).
+    ends either early and has no answer; ``close`` (box, reusable), where ``reusable`` says that nobody outside uses its
+    files any more; ``servers`` gives the ``pids`` of fork servers and what isolates them.
 
     Args:
         connection: a Unix socket.
@@ -56,10 +70,19 @@ class SandboxSpawner:
         program: path of the isolating program.
         launcher: how it is called.
         groups: whether to use control groups.
+        python: how a fork server starts: ``argv`` of its Python, and ``shown``, paths of the host by their names in its
+            folder; None for no fork servers.
     """
 
     def __init__(
-        self, connection: socket.socket, stage: SandboxStage, program: str, *, launcher: Launcher, groups: bool
+        self,
+        connection: socket.socket,
+        stage: SandboxStage,
+        program: str,
+        *,
+        launcher: Launcher,
+        groups: bool,
+        python: Mapping[str, Any] | None = None,
     ):
         self._connection, self._stage = connection, stage
         self._program, self._launcher, self._mark = program, launcher, os.fsencode(stage.path.name)
@@ -68,8 +91,12 @@ class SandboxSpawner:
         self._selector = selectors.DefaultSelector()
         self._decoder = wire.Decoder()
         self._boxes: dict[int, Box] = {}
-        self._jobs: dict[int, RunningCommand] = {}
-        self._timed: dict[int, RunningCommand] = {}
+        self._jobs: dict[int, RunningCommand | ForkedCommand] = {}
+        self._timed: dict[int, RunningCommand | ForkedCommand] = {}
+        self._server_argv = python["argv"] if python else []
+        self._shown = {name: stage.visible(source) for name, source in python["shown"].items()} if python else None
+        self._count, self._own_numbers = 0, itertools.count(-1, -1)
+        self._kept: dict[str, list[Box]] = {}
         self._has_orphans = self._ended = False
 
     def run(self) -> None:
@@ -84,7 +111,7 @@ class SandboxSpawner:
         end = time.monotonic() + _PATIENCE
         while self._jobs and time.monotonic() < end:
             self._turn(0.1)
-        for box in self._boxes.values():
+        for box in (*self._boxes.values(), *(box for kept in self._kept.values() for box in kept)):
             box.remove()
         self._groups.remove()
 
@@ -132,10 +159,13 @@ class SandboxSpawner:
             self._ended = True
             return
         for message in self._decoder.feed(data):
-            try:
-                getattr(self, f"_{message.record['kind']}")(message)
-            except (OSError, ValueError, KeyError) as error:
-                self._answer(message.record["request"], {"failure": f"{type(error).__name__}: {error}"})
+            self._try(message, getattr(self, f"_{message.record['kind']}"))
+
+    def _try(self, message: wire.Message, serve: Callable[[wire.Message], None]) -> None:
+        try:
+            serve(message)
+        except (OSError, ValueError, KeyError) as error:
+            self._answer(message.record["request"], {"failure": f"{type(error).__name__}: {error}"})
 
     def _answer(self, request: int, record: dict[str, Any], payload: bytes = b"", descriptors: tuple = ()) -> None:
         data = wire.encode(wire.Message({"request": request} | record, payload))
@@ -147,17 +177,106 @@ class SandboxSpawner:
             self._ended = True
 
     def _open(self, message: wire.Message) -> None:
-        number = message.record["request"]
-        box = Box(self._stage, self._launcher, self._groups, str(number), message.record)
+        number, kept = message.record["request"], self._kept.get(box_key(message.record))
+        if kept:
+            box = kept.pop()
+            box.is_closed, root = False, box.open_files()
+        else:
+            name, record = str(number), message.record
+            box = Box(self._stage, self._launcher, self._groups, name, record, server=self._shown)
+            root = box.files.root
         self._boxes[number] = box
         try:
-            self._answer(number, {"box": number}, descriptors=(box.files.root,))
+            self._answer(number, {"box": number}, descriptors=(root,))
         finally:
-            os.close(box.files.root)
+            os.close(root)
 
     def _exec(self, message: wire.Message) -> None:
+        box = self._boxes[message.record["box"]]
+        box.commands += 1
+        if message.record.get("bare") or not (server := self._server_of(box)):
+            self._exec_alone(message)
+        elif server.is_ready:
+            self._fork(message)
+        else:
+            server.waiting.append(message)
+
+    def _exec_alone(self, message: wire.Message) -> None:
         child, late = self._launch(message.record)
         self._watch(message, child, late, timeout=message.record["timeout"], limit=message.record["output_limit"])
+
+    def _fork(self, message: wire.Message) -> None:
+        box, request = self._boxes[message.record["box"]], message.record["request"]
+
+        def done(result: dict[str, Any], outputs: bytes) -> None:
+            del self._jobs[request]
+            del self._timed[request]
+            box.jobs.discard(command)
+            self._answer(request, result, outputs)
+            self._remove_when_quiet(box)
+
+        command = ForkedCommand(self._selector, message, box.server, memory_kills=box.group.memory_kills, done=done)
+        self._jobs[request] = self._timed[request] = command
+        box.jobs.add(command)
+        box.server.run(command)
+
+    def _server_of(self, box: Box) -> ForkServer | None:
+        """The fork server of a sandbox, which is started with its second command; None where it has none."""
+        if box.server is None and box.commands > 1 and box.server_root is not None and self._shown is not None:
+            if self._count >= _MOST_SERVERS:
+                self._drop_one()
+            if self._count < _MOST_SERVERS:
+                self._start_server(box)
+        return box.server
+
+    def _start_server(self, box: Box) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                child, _ = self._launch_in(box, box.server_root, server_record(self._server_argv), theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        self._count += 1
+        number = next(self._own_numbers)
+
+        def ready() -> None:
+            job.deadline = float("inf")
+            del self._timed[number]
+            waiting, server.waiting = server.waiting, []
+            for message in waiting:
+                self._try(message, self._fork)
+
+        def done(result: dict[str, Any], outputs: bytes) -> None:
+            del self._jobs[number]
+            self._timed.pop(number, None)
+            self._count -= 1
+            box.server = None
+            if len(job.pids) == 1:
+                self._end_orphans()
+            if not server.is_ready and not server.is_ending:  # this machine does not allow what it needs
+                self._shown = None
+            server.gone()
+            for kept in self._kept.values():
+                if box in kept:
+                    kept.remove(box)
+            for message in server.waiting:
+                self._try(message, self._exec_alone)
+            self._remove_when_quiet(box)
+
+        job = RunningCommand(
+            self._selector,
+            child,
+            b"",
+            launcher=self._launcher,
+            memory_kills=box.group.memory_kills,
+            timeout=_SERVER_STARTS,
+            output_limit=_KEPT_ERRORS,
+            release=lambda pid: None,
+            done=done,
+        )
+        server = box.server = ForkServer(self._selector, ours, end=job.kill, ready=ready)
+        self._jobs[number] = self._timed[number] = job
 
     def _start(self, message: wire.Message) -> None:
         ours, theirs = socket.socketpair()
@@ -169,8 +288,13 @@ class SandboxSpawner:
     def _launch(self, record: dict[str, Any], connection: int | None = None) -> tuple[Child, dict[int, int]]:
         """Starts a command; also gives the limits that it waits for."""
         box = self._boxes[record["box"]]
+        return self._launch_in(box, box.bare if record.get("bare") else box.root, record, connection)
+
+    def _launch_in(
+        self, box: Box, root: Any, record: dict[str, Any], connection: int | None
+    ) -> tuple[Child, dict[int, int]]:
         late = box.limits_without_groups()
-        invocation = self._launcher.invoke(box.bare if record.get("bare") else box.root, record, late)
+        invocation = self._launcher.invoke(root, record, late)
         entrances = box.group.entrances()
         plan = Plan(
             program=self._program,
@@ -223,21 +347,51 @@ class SandboxSpawner:
         self._answer(message.record["request"], {})
 
     def _kill(self, message: wire.Message) -> None:
-        if message.record["target"] in self._jobs:
-            self._jobs[message.record["target"]].kill()
+        target = message.record["target"]
+        if target in self._jobs:
+            self._jobs[target].kill()
+        for server in (box.server for box in self._boxes.values() if box.server is not None):
+            for waiting in [each for each in server.waiting if each.record["request"] == target]:
+                server.waiting.remove(waiting)
+                self._answer(target, {"failure": "the command was ended before it began"})
 
     def _close(self, message: wire.Message) -> None:
         box = self._boxes.pop(message.record["box"])
-        box.closing = message.record["request"]
-        for job in box.jobs:
+        box.is_closed, box.closing = True, message.record["request"]
+        if not message.record["reusable"]:
+            box.key = ""
+        for job in list(box.jobs):
             job.kill()
         self._remove_when_quiet(box)
 
     def _remove_when_quiet(self, box: Box) -> None:
-        """Answers who closes a sandbox when nothing runs in it any more."""
-        if box.closing is not None and not box.jobs:
+        """Removes or keeps a closed sandbox, and answers who closes it, when nothing runs in it any more."""
+        if not box.is_closed or box.is_removed or box.jobs:
+            return
+        if box.server is None:
             box.remove()
+        elif box.closing is None or not self._keep(box):
+            box.server.end()
+            return
+        if box.closing is not None:
             self._answer(box.closing, {})
+            box.closing = None
+
+    def _keep(self, box: Box) -> bool:
+        """Keeps a closed sandbox for the next one, empty, where that is possible."""
+        if sum(map(len, self._kept.values())) >= _MOST_KEPT or not box.wipe():
+            return False
+        self._kept.setdefault(box.key, []).append(box)
+        return True
+
+    def _servers(self, message: wire.Message) -> None:
+        pids = [pid for number, job in self._jobs.items() if number < 0 for pid in job.pids]
+        self._answer(message.record["request"], {"pids": pids})
+
+    def _drop_one(self) -> None:
+        """Begins to end a sandbox that waits to be used again, if one does."""
+        if kept := next(filter(None, self._kept.values()), None):
+            kept.pop(0).server.end()
 
 
 def _children() -> set[int]:
@@ -259,9 +413,10 @@ def run(words: Sequence[str]) -> None:
     Args:
         words: descriptor of a socket to the program that it serves; an empty folder, which it deletes at its end; what
             isolates, of ``LAUNCHERS``; path of that program, relative to the next where that is given; a folder that
-            others may not be able to reach, or empty; ``groups`` to use control groups, ``limits`` not to.
+            others may not be able to reach, or empty; ``groups`` to use control groups, ``limits`` not to; the Python
+            of fork servers as JSON, see ``SandboxSpawner``.
     """
-    descriptor, folder, kind, program, wheel, mode = words
+    descriptor, folder, kind, program, wheel, mode, python = words
     with contextlib.suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -273,7 +428,8 @@ def run(words: Sequence[str]) -> None:
         adopt_orphans()
         stage = SandboxStage(Path(folder))
         program = str(stage.visible(wheel) / program) if wheel else program
-        spawner = SandboxSpawner(connection, stage, program, launcher=LAUNCHERS[kind](), groups=mode == "groups")
+        launcher, shown = LAUNCHERS[kind](), json.loads(python)
+        spawner = SandboxSpawner(connection, stage, program, launcher=launcher, groups=mode == "groups", python=shown)
     except OSError as error:
         connection.sendall(wire.encode(wire.Message({"request": 0, "failure": str(error)})))
         return

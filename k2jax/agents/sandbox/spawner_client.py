@@ -48,6 +48,7 @@ class Link:
         program: path of that program, relative to ``wheel`` where that is given.
         wheel: a folder that only this user may be able to reach; or empty.
         groups: whether to use control groups.
+        python: of fork servers, as JSON; see ``spawner.SandboxSpawner``.
 
     Raises:
         SandboxError: it does not start; the message is the kernel's.
@@ -57,7 +58,7 @@ class Link:
         alive: whether it still answers.
     """
 
-    def __init__(self, kind: str, program: str, wheel: str, groups: bool):
+    def __init__(self, kind: str, program: str, wheel: str, groups: bool, python: str = "null"):
         self.pid, self.alive = os.getpid(), True
         self._waiting: dict[int, Future[Answer]] = {0: Future()}
         self._later: dict[int, Future[Answer]] = {}
@@ -69,7 +70,7 @@ class Link:
         mode = "groups" if groups else "limits"
         with theirs:
             self._process = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno()), folder, kind, program, wheel, mode],
+                [*_COMMAND, str(theirs.fileno()), folder, kind, program, wheel, mode, python],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={},

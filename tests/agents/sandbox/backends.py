@@ -16,13 +16,22 @@ PYTHON = host_python()
 SPEC = SandboxSpec(read_only=PYTHON.read_only)
 ON_IMAGE = " on an image"
 """How names of backends end whose sandboxes have an image of the host's programs."""
-_SLOW = ("nsjail", "nsjail without groups", "bubblewrap on an image", "nsjail on an image")
+FORKED = " and a fork server"
+"""How names of backends end whose sandboxes have run a command, so that a fork server starts all others."""
+_SLOW = (
+    "nsjail",
+    "nsjail without groups",
+    "bubblewrap on an image",
+    "nsjail on an image",
+    "bubblewrap and a fork server",
+    "bubblewrap on an image and a fork server",
+)
 SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW)
 REMOTE = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("kubernetes", "e2b"))
 """Backends of other machines, against a fake server of each."""
 NAMESPACES = ("bubblewrap", "bubblewrap without groups", *SLOW)
 """Backends of this machine's own namespaces."""
-ON_IMAGES = tuple(name for name in SLOW if name.values[0].endswith(ON_IMAGE))
+ON_IMAGES = tuple(name for name in SLOW if ON_IMAGE in name.values[0])
 ON_HOST = tuple(name for name in NAMESPACES if name not in ON_IMAGES)
 ISOLATED = (*NAMESPACES, *REMOTE)
 """Backends that promise to hold programs that mean harm."""
@@ -34,8 +43,9 @@ _made = {}
 def backend(name):
     """The backend of a name, one for all tests of a process; no spec of theirs may name an image of this machine."""
     if name not in _made:
-        images = host_image() if name.endswith(ON_IMAGE) else ""
-        _made[name] = FAKES[name]() if name in FAKES else new_backend(name.removesuffix(ON_IMAGE), images)
+        images = host_image() if ON_IMAGE in name else ""
+        kind = name.removesuffix(FORKED).removesuffix(ON_IMAGE)
+        _made[name] = FAKES[name]() if name in FAKES else new_backend(kind, images)
     return _made[name]
 
 
@@ -108,9 +118,12 @@ async def open_sandbox(name, spec=SPEC):
     """A sandbox; those of other machines have this machine's Python anyway."""
     if name in FAKES:
         spec = dataclasses.replace(spec, read_only=())
-    if name.endswith(ON_IMAGE):
+    if ON_IMAGE in name:
         spec = dataclasses.replace(spec, image=IMAGE)
-    return await backend(name).open(spec)
+    sandbox = await backend(name).open(spec)
+    if name.endswith(FORKED):
+        assert (await sandbox.exec(["/bin/sh", "-c", ":"])).code == 0
+    return sandbox
 
 
 def python(code, *arguments):
@@ -141,13 +154,22 @@ def survivors(name):
     if name in FAKES:  # a machine is a bubblewrap and below it the first process, which belong to it
         link = backend(name).fake.backend._link
         return processes_below(link._process.pid, beyond=2) if link is not None else set()
-    link = getattr(backend(name), "_link", None)
-    return processes_below(link._process.pid) if link is not None else set()
+    return left_by(getattr(backend(name), "_link", None))
+
+
+def left_by(link):
+    """Processes below a spawner but its fork servers."""
+    return processes_below(link._process.pid) - servers_of(link) if link is not None else set()
+
+
+def servers_of(link):
+    """Processes of a spawner's fork servers."""
+    return set(link.ask("servers")[1].result(10.0).record["pids"])
 
 
 def processes_of(sandbox):
     """The same of a sandbox of this machine."""
-    return processes_below(sandbox._link._process.pid)
+    return left_by(sandbox._link)
 
 
 def own_descriptors():
