@@ -119,7 +119,9 @@ class Box:
 
     def wipe(self) -> bool:
         """Deletes all that a sandbox has left whose processes have ended; False where something may be left."""
-        if not self.key or not self.server.is_ready or self.group.count() != _IDLE_PROCESSES:
+        if not self.key or (self.server is not None and not self.server.is_ready):
+            return False
+        if self.group.count() != (0 if self.server is None else _IDLE_PROCESSES):
             return False
         return self._stage.wipe_box(self.path, self.files.namespace, _MOST_WIPED)
 

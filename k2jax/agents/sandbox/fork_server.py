@@ -199,7 +199,9 @@ class ForkedCommand:
         """Nothing of the command is left."""
         seconds = time.monotonic() - self._begun
         stdout, stderr = self._streams.finish()
-        failure = f"a command could not be started: {os.strerror(self.error)}" if self.error else None
+        failure = None
+        if self.error:
+            failure = f"a command could not be started, or its sandbox ended under it: {os.strerror(self.error)}"
         end = CommandEnd(code, seconds, self._timed_out, self._memory_kills() > self._kills)
         record = end.record(failure, len(stdout), self._streams.truncated)
         self._done(record, stdout + stderr)

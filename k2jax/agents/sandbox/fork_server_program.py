@@ -84,7 +84,7 @@ def prepare(own_folder):
         call("umount2", os.fsencode(f"{own_folder}/{name}"), DETACH)
         os.rmdir(f"{own_folder}/{name}")
     os.rmdir(own_folder)
-    mount(None, b"/dev", None, REMOUNT | BIND | READ_ONLY | NO_SETUID | NO_PROGRAMS)
+    mount(None, b"/dev", None, REMOUNT | BIND | READ_ONLY | NO_SETUID | NO_DEVICES)
     control(SET_DUMPABLE, 0)
     return own
 
@@ -109,27 +109,54 @@ def give_up_privileges(filter_program):
     control(SET_SECCOMP, FILTER, ctypes.c_void_p(ctypes.addressof(loaded)))
 
 
-def become(request, descriptors):
-    """Turns this process into a command; never returns."""
-    os.setsid()
-    for target, source in enumerate(descriptors[:3]):
-        os.dup2(source, target)
-    os.closerange(3, 1 << 16)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
-        signal.signal(number, signal.SIG_DFL)
+def set_variables(request):
+    """Gives this process the variables of a command, as bubblewrap does: what looks for programs reads its own."""
+    libc.clearenv()
+    for name, value in {**request["env"], "PWD": request["cwd"]}.items():
+        call("setenv", os.fsencode(name), os.fsencode(value), 1)
+
+
+def started(argv, env, descriptors):
+    """Starts a program as a child in a session of its own; returns its number.
+
+    The child shares this process's memory until it is another program, so that none of it is copied.
+    """
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(descriptors[:3])]
+    for source in descriptors:
+        os.set_inheritable(source, False)
+    # Python ignores these signals, and programs would inherit that.
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
+
+
+def start_command(request, descriptors):
+    """Starts a command; its number, or None where it cannot be started, which its error output says."""
     argv = [os.fsencode(word) for word in request["argv"]]
+    env = {os.fsencode(name): os.fsencode(value) for name, value in request["env"].items()}
+    env[b"PWD"] = os.fsencode(request["cwd"])
     message, subject = b"Can't chdir to ", os.fsencode(request["cwd"])
     try:
         os.chdir(request["cwd"])
         message, subject = b"execvp ", argv[0]
-        libc.clearenv()
-        for name, value in {**request["env"], "PWD": request["cwd"]}.items():
-            call("setenv", os.fsencode(name), os.fsencode(value), 1)
-        call("execvp", argv[0], (ctypes.c_char_p * (len(argv) + 1))(*argv, None))
+        set_variables(request)
+        try:
+            return started(argv, env, descriptors)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        return started([b"/bin/sh", program_path(argv[0], env), *argv[1:]], env, descriptors)
     except OSError as error:
-        os.write(2, b"bwrap: " + message + subject + b": " + os.strerror(error.errno).encode() + b"\n")
-    finally:
-        os._exit(NOT_STARTED)
+        os.write(descriptors[2], b"bwrap: " + message + subject + b": " + os.strerror(error.errno).encode() + b"\n")
+        return None
+
+
+def program_path(name, env):
+    """Where a program is found."""
+    for folder in env.get(b"PATH", b"/bin:/usr/bin").split(b":") if b"/" not in name else ():
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    return name
 
 
 def be_first(number, request, descriptors, filter_program):
@@ -140,14 +167,12 @@ def be_first(number, request, descriptors, filter_program):
         bring_up_loopback()
         mount_processes(READ_ONLY)
         give_up_privileges(filter_program)
-        command = os.fork()
-        if command == 0:
-            become(request, descriptors)
+        command = start_command(request, descriptors)
         os.closerange(0, 1 << 16)
-        ended = 0
-        while ended != command:
+        code, ended = NOT_STARTED, 0
+        while command is not None and ended != command:
             ended, status = os.wait()
-        code = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
     except OSError as error:
         os.write(0, b"F%d %d" % (number, error.errno or errno.EIO))

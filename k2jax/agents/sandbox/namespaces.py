@@ -69,7 +69,7 @@ class NamespaceBackend(abc.ABC):
     Attributes:
         capabilities: memory and processes are limited by control groups where this user can make them, else by limits
             of each process.
-        kind: name of the program that isolates, as ``spawner.LAUNCHERS`` knows it.
+        kind: name of the program that isolates, as ``spawner_process.LAUNCHERS`` knows it.
     """
 
     kind: ClassVar[str]

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+from pathlib import Path
 import selectors
 import signal
 import time
@@ -207,3 +208,16 @@ def parent_of(pid: int) -> int:
     """The pid of a process's parent."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[1])
+
+
+def children() -> set[int]:
+    """Processes whose parent this process is, zombies included."""
+    text = Path(f"/proc/self/task/{os.getpid()}/children")
+    if text.exists():
+        return set(map(int, text.read_text().split()))
+    own, found = os.getpid(), set()  # a kernel without that file
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if parent_of(int(name)) == own:
+                found.add(int(name))
+    return found

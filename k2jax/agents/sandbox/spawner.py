@@ -7,13 +7,10 @@ it: then the kernel ends its sandboxes and deletes their files. It imports nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import contextlib
 import itertools
-import json
 import os
-from pathlib import Path
-import resource
 import selectors
 import signal
 import socket
@@ -21,17 +18,13 @@ import time
 from typing import Any
 
 from k2jax.agents.sandbox import cgroup, wire
-from k2jax.agents.sandbox.arguments import BubblewrapLauncher
 from k2jax.agents.sandbox.box import Box, box_key
 from k2jax.agents.sandbox.child_process import Child, Plan, set_limits, start
 from k2jax.agents.sandbox.fork_server import ForkedCommand, ForkServer, server_record
 from k2jax.agents.sandbox.launcher import Launcher
-from k2jax.agents.sandbox.mount_namespace import SandboxStage, adopt_orphans
-from k2jax.agents.sandbox.nsjail_config import NsjailLauncher
-from k2jax.agents.sandbox.running_command import RunningCommand, parent_of
-from k2jax.agents.sandbox.warden import start_warden
+from k2jax.agents.sandbox.mount_namespace import SandboxStage
+from k2jax.agents.sandbox.running_command import RunningCommand, children
 
-LAUNCHERS: dict[str, type[Launcher]] = {"bubblewrap": BubblewrapLauncher, "nsjail": NsjailLauncher}
 _KEPT_ERRORS = 1 << 14
 """Bytes of error output that are kept of a program that goes on."""
 _ORPHANS_END = 0.02
@@ -135,7 +128,7 @@ class SandboxSpawner:
         """
         known = {pid for job in self._jobs.values() for pid in job.pids}
         self._has_orphans = False
-        for pid in _children() - known:
+        for pid in children() - known:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             end = time.monotonic() + _ORPHANS_END
@@ -260,6 +253,7 @@ class SandboxSpawner:
             for kept in self._kept.values():
                 if box in kept:
                     kept.remove(box)
+                    box.closing = None
             for message in server.waiting:
                 self._try(message, self._exec_alone)
             self._remove_when_quiet(box)
@@ -368,11 +362,11 @@ class SandboxSpawner:
         """Removes or keeps a closed sandbox, and answers who closes it, when nothing runs in it any more."""
         if not box.is_closed or box.is_removed or box.jobs:
             return
-        if box.server is None:
+        if box.closing is None or not self._keep(box):
+            if box.server is not None:
+                box.server.end()
+                return
             box.remove()
-        elif box.closing is None or not self._keep(box):
-            box.server.end()
-            return
         if box.closing is not None:
             self._answer(box.closing, {})
             box.closing = None
@@ -389,52 +383,7 @@ class SandboxSpawner:
         self._answer(message.record["request"], {"pids": pids})
 
     def _drop_one(self) -> None:
-        """Begins to end a sandbox that waits to be used again, if one does."""
-        if kept := next(filter(None, self._kept.values()), None):
-            kept.pop(0).server.end()
-
-
-def _children() -> set[int]:
-    """Processes whose parent this process is, zombies included."""
-    text = Path(f"/proc/self/task/{os.getpid()}/children")
-    if text.exists():
-        return set(map(int, text.read_text().split()))
-    own, found = os.getpid(), set()  # a kernel without that file
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if parent_of(int(name)) == own:
-                found.add(int(name))
-    return found
-
-
-def run(words: Sequence[str]) -> None:
-    """The whole life of a spawner.
-
-    Args:
-        words: descriptor of a socket to the program that it serves; an empty folder, which it deletes at its end; what
-            isolates, of ``LAUNCHERS``; path of that program, relative to the next where that is given; a folder that
-            others may not be able to reach, or empty; ``groups`` to use control groups, ``limits`` not to; the Python
-            of fork servers as JSON, see ``SandboxSpawner``.
-    """
-    descriptor, folder, kind, program, wheel, mode, python = words
-    with contextlib.suppress(ValueError, OSError):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    connection = socket.socket(fileno=int(descriptor))
-    connection.set_inheritable(False)
-    start_warden(folder)
-    os.umask(0o022)  # others read what it writes for them
-    try:
-        adopt_orphans()
-        stage = SandboxStage(Path(folder))
-        program = str(stage.visible(wheel) / program) if wheel else program
-        launcher, shown = LAUNCHERS[kind](), json.loads(python)
-        spawner = SandboxSpawner(connection, stage, program, launcher=launcher, groups=mode == "groups", python=shown)
-    except OSError as error:
-        connection.sendall(wire.encode(wire.Message({"request": 0, "failure": str(error)})))
-        return
-    connection.sendall(wire.encode(wire.Message({"request": 0})))
-    spawner.run()
-    stage.leave()
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
+        """Begins to end the fork server of a sandbox that waits to be used again, if there is one."""
+        for box in (box for kept in self._kept.values() for box in kept if box.server is not None):
+            box.server.end()
+            return

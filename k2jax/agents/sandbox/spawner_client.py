@@ -18,9 +18,8 @@ from k2jax.agents.sandbox import wire
 from k2jax.agents.sandbox.types import SandboxError
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from k2jax.agents.sandbox.spawner import run; run(sys.argv[1:])"
-)
+_START = "from k2jax.agents.sandbox.spawner_process import run; run(sys.argv[1:])"
+_PROGRAM = f"import sys; sys.path.append(sys.argv.pop(1)); {_START}"
 _COMMAND = (sys.executable, "-I", "-S", "-c", _PROGRAM, _PACKAGE_PARENT)
 _PATIENCE = 20.0
 """How long a spawner may take to start [s]."""
@@ -44,7 +43,7 @@ class Link:
     """One running spawner.
 
     Args:
-        kind: what isolates; see ``spawner.LAUNCHERS``.
+        kind: what isolates; see ``spawner_process.LAUNCHERS``.
         program: path of that program, relative to ``wheel`` where that is given.
         wheel: a folder that only this user may be able to reach; or empty.
         groups: whether to use control groups.

@@ -33,6 +33,8 @@ NAMESPACES = ("bubblewrap", "bubblewrap without groups", *SLOW)
 """Backends of this machine's own namespaces."""
 ON_IMAGES = tuple(name for name in SLOW if ON_IMAGE in name.values[0])
 ON_HOST = tuple(name for name in NAMESPACES if name not in ON_IMAGES)
+KINDS = tuple(name for name in ON_HOST if not set(getattr(name, "values", [name])[0].split()) & {"without", "server"})
+"""Names that ``new_backend`` takes for backends with control groups."""
 ISOLATED = (*NAMESPACES, *REMOTE)
 """Backends that promise to hold programs that mean harm."""
 ALL = (*ISOLATED, "unsafe")

@@ -15,12 +15,12 @@ from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.images import image_folder, image_name
 from k2jax.agents.sandbox.types import SandboxError
 from k2jax.errors import UserError
-from tests.agents.sandbox.backends import ON_HOST, new_backend
+from tests.agents.sandbox.backends import KINDS, new_backend
 from tests.agents.sandbox.made_images import copy_with_libraries
 from tests.agents.sandbox.other_user import run_as_another_user
 
 DIGEST = "0123456789abcdef" * 4
-LOCAL = pytest.mark.parametrize("name", [name for name in ON_HOST if "without" not in str(name)])
+LOCAL = pytest.mark.parametrize("name", KINDS)
 
 
 @pytest.fixture(scope="module")

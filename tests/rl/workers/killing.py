@@ -81,7 +81,7 @@ def _is_forwarder(command, name):
 VICTIMS = {
     "worker": lambda command, name: b"agents.collect.worker" in command,
     "actor": lambda command, name: name.startswith("ray::_Actor"),
-    "spawner": lambda command, name: b"sandbox.spawner import run" in command,
+    "spawner": lambda command, name: b"sandbox.spawner_process import run" in command,
     "verifier": lambda command, name: b"verifier_pool" in command,
     "sandbox": lambda command, name: name == "bwrap",
     "gateway's way in": _is_forwarder,
