@@ -5,6 +5,8 @@ the same Python, started as a subprocess. Both run eight at a time for each proc
 to enter a control group of version 1 a process waits some ten milliseconds without work. A tool call goes to a
 worker that stays in its sandbox; beside it stand the cold starts that a process for each call would need. HumanEval's
 canonical solutions must pass and empty ones fail, each in a new sandbox; beside them stand plain subprocesses.
+Episodes are those of the study ``terminal``, whose commands the data set itself says, scored; beside fork servers and
+sandboxes that are used again stand new ones with a bubblewrap for every command.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend, find_bubblewrap
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.namespaces import NamespaceSandbox
 from k2jax.agents.sandbox.python_worker import ToolWorker
+from k2jax.bench.sandbox_episodes import episodes_row
 from k2jax.bench.timing import Row, cost_row, rate_row
 from k2jax.errors import UserError
 from k2jax.tasks.code.human_eval import human_eval_records
@@ -56,7 +59,7 @@ def measure(rounds: int = 10) -> list[Row]:
 
 
 async def _measure(rounds: int) -> list[Row]:
-    backend, python = BubblewrapBackend(), host_python()
+    backend, python = BubblewrapBackend(forks=False), host_python()
     spec = SandboxSpec(read_only=python.read_only, limits=Limits(memory=256 << 20, processes=16))
     try:
         ours, bare = await _cold_starts(backend, spec, python.executable, rounds)
@@ -66,7 +69,8 @@ async def _measure(rounds: int) -> list[Row]:
         calls, seconds, size = await _tool_calls(backend, spec, live)
         name = f"tool call, {live} live sandboxes ({size / 2**30:.1f} GiB, opened in {seconds:.0f} s)"
         rows.append(rate_row(name, calls, ours, "1/s", "a cold start for each call", device=device))
-        return [*rows, *await _human_eval(backend, spec, python.executable, device)]
+        rows += await _human_eval(backend, spec, python.executable, device)
+        return [*rows, await episodes_row(rounds, device)]
     finally:
         backend.close()
 

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from k2jax.bench import sandbox as bench
+from k2jax.bench import sandbox_episodes
 from k2jax.errors import UserError
 
 
@@ -14,14 +15,16 @@ def small(monkeypatch):
     programs = dict(itertools.islice(bench.human_eval_programs().items(), 2))
     for name, value in {"STARTS": 2, "LIVE": 3, "CALLS": 20, "human_eval_programs": lambda: programs}.items():
         monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(sandbox_episodes, "EPISODES", 4)
     return programs
 
 
 def test_its_rows_are_rates_of_starts_and_calls_and_the_verdicts_of_humaneval(small):
-    starts, calls, graded = bench.measure(1)
+    starts, calls, graded, episodes = bench.measure(1)
     assert starts.ratio == pytest.approx(starts.ours / starts.baseline) and 0.1 < starts.ratio < 10
     assert "3 live sandboxes" in calls.name and calls.baseline == starts.ours and calls.ours > calls.baseline
     assert graded.name == "HumanEval: 2 of 2 canonical and 0 of 2 empty solutions pass"
+    assert episodes.unit == "1/min" and episodes.ratio == pytest.approx(episodes.ours / episodes.baseline)
     assert graded.unit == "s" and graded.ratio == pytest.approx(graded.baseline / graded.ours)
 
 

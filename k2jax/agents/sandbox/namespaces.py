@@ -62,6 +62,7 @@ class NamespaceBackend(abc.ABC):
     Args:
         images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
         groups: whether control groups are used where there are any.
+        forks: whether sandboxes may have fork servers, which start commands from the second on, and be used again.
 
     Raises:
         UserError: it is not installed, or there is no filter of system calls for this machine.
@@ -74,13 +75,13 @@ class NamespaceBackend(abc.ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, *, images: str = "", groups: bool = True):
+    def __init__(self, *, images: str = "", groups: bool = True, forks: bool = True):
         if not seccomp.supported():
             raise UserError(f"the {self.kind} backend knows x86_64 and aarch64 only, not {platform.machine()}")
         self._program, self._folder = self._find()
         self._images = images
         trees = cgroup.find() if groups else {}
-        self._groups = groups
+        self._groups, self._forks = groups, forks
         self.capabilities = Capabilities(
             network="none",
             memory="cgroup" if "memory" in trees else "rlimit",
@@ -163,7 +164,9 @@ class NamespaceBackend(abc.ABC):
         """A spawner that works; another is started in the place of one that does not, since it may have been killed."""
         for _ in range(_STARTS):
             try:
-                link = Link(self.kind, self._program, self._folder, self._groups, _server_python())
+                link = Link(
+                    self.kind, self._program, self._folder, self._groups, _server_python() if self._forks else "null"
+                )
                 asyncio.run(self._try_out(link))
                 return link
             except SandboxError as error:

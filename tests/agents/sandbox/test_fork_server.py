@@ -223,7 +223,8 @@ def test_without_control_groups_or_another_place_for_its_python_there_is_none(mo
         assert not servers_of(backend._link)
 
     with_backend(use, groups=False)
-    monkeypatch.setattr("k2jax.agents.sandbox.namespaces._server_python", lambda: "null")
+    with_backend(use, forks=False)
+    monkeypatch.setattr("k2jax.agents.sandbox.interpreter._LOADERS", {})
     with_backend(use)
 
 
