@@ -152,6 +152,7 @@ toolsets = Registry(
         "python": "k2jax.agents.toolsets.python:PythonTool",
         "search": "k2jax.agents.toolsets.search:SearchTools",
         "shell": "k2jax.agents.toolsets.shell:ShellTool",
+        "shell_session": "k2jax.agents.toolsets.shell_session:ShellSession",
         "store": "k2jax.agents.toolsets.store:StoreTools",
         "swarm": "k2jax.agents.swarm.swarm_tools:SwarmTools",
     },
