@@ -56,7 +56,7 @@ def mount(source, target, kind, flags):
     call("mount", source, target, kind, ctypes.c_ulong(flags), None)
 
 
-class Filter(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
     """The kernel's ``struct sock_fprog``."""
 
     _fields_ = [("count", ctypes.c_ushort), ("program", ctypes.c_void_p)]
@@ -105,7 +105,7 @@ def give_up_privileges(filter_program):
     control(AMBIENT, CLEAR_ALL)
     call("capset", struct.pack("=Ii", CAPABILITIES_VERSION, 0), bytes(24))
     program = ctypes.create_string_buffer(filter_program, len(filter_program))
-    loaded = Filter(len(filter_program) // 8, ctypes.addressof(program))
+    loaded = FilterProgram(len(filter_program) // 8, ctypes.addressof(program))
     control(SET_SECCOMP, FILTER, ctypes.c_void_p(ctypes.addressof(loaded)))
 
 
@@ -180,7 +180,7 @@ def be_first(number, request, descriptors, filter_program):
         os._exit(code)
 
 
-class Server:
+class ForkingProcess:
     """Serves until the other end of the socket is closed, and with it everything inside ends."""
 
     def __init__(self, own_folder, filter_program):
@@ -248,7 +248,7 @@ def main(own_folder, filter_text):
     """Prepares and serves."""
     os.closerange(3, 1 << 16)
     gc.disable()
-    Server(own_folder, base64.b64decode(filter_text)).serve()
+    ForkingProcess(own_folder, base64.b64decode(filter_text)).serve()
 
 
 if __name__ == "__main__":
