@@ -46,13 +46,25 @@ def loaded(program: str) -> list[str]:
         program: its path on the host, without links; below ``/usr``, or shown at its own place.
 
     Raises:
+        UserError: see ``system_loader``.
+    """
+    loader = os.path.realpath(system_loader())
+    own = os.path.join(os.path.dirname(os.path.dirname(program)), "lib")  # before the system's Python of this version
+    folders = dict.fromkeys((own, os.path.dirname(loader), "/usr/lib64", "/usr/lib"))
+    return [_there(loader), "--library-path", ":".join(map(_there, folders)), _there(program)]
+
+
+def system_loader() -> str:
+    """Path at which programs of this machine name their loader.
+
+    Raises:
         UserError: this machine keeps its libraries elsewhere than in ``/usr``.
     """
-    loader = os.path.realpath(_LOADERS.get(platform.machine(), ""))
-    if not loader.startswith("/usr/") or not os.path.isfile(loader):
+    loader = _LOADERS.get(platform.machine(), "")
+    real = os.path.realpath(loader)
+    if not real.startswith("/usr/") or not os.path.isfile(real):
         raise UserError("agents on images need a machine whose C library lies in /usr, as of Debian 12 or Ubuntu 22.04")
-    folders = dict.fromkeys((os.path.dirname(loader), "/usr/lib64", "/usr/lib"))
-    return [_there(loader), "--library-path", ":".join(map(_there, folders)), _there(program)]
+    return loader
 
 
 def _there(path: str) -> str:

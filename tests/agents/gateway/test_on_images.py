@@ -5,6 +5,7 @@ import dataclasses
 import os
 from pathlib import Path
 import shutil
+import time
 
 import pytest
 
@@ -14,7 +15,7 @@ from k2jax.agents.environments.container import ContainerEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agent_entries import AGENTS
-from k2jax.agents.gateway.agent_start import _BOOT, command_on_image, interpreter_of
+from k2jax.agents.gateway.agent_start import _BOOT, command_on_image
 from k2jax.agents.sandbox.interpreter import loaded
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.errors import UserError
@@ -86,22 +87,25 @@ def test_what_starts_an_agent_is_its_interpreter_and_python_brings_its_own_libra
     shutil.copy(shutil.which("true"), place / "binary")
     (place / "python3").symlink_to("/usr/bin/env")
     folders = [str(place)]
-    assert interpreter_of(["agent", "x"], folders) == ["/usr/bin/env", "-S", "node", "--flag"]
-    assert command_on_image(["agent", "x"], folders) == ["agent", "x"]
-    for name in ("binary", "other"):
-        assert interpreter_of([name], folders) == [name] and command_on_image([name, "-c"], folders) == [name, "-c"]
-    assert interpreter_of(["agent"], []) == ["agent"] and command_on_image(["python3"], []) == ["python3"]
-    python = [*loaded("/usr/bin/env"), "-I", "-c", _BOOT, str(packages)]
-    assert command_on_image(["python3", "-m", "a", "b"], folders) == [*python, "-m", "a", "b"]
-    assert command_on_image(["script", "b"], folders) == [*python, str(place / "script"), "b"]
-    assert interpreter_of([*python, "-m", "a"], folders) == loaded("/usr/bin/env") and python[3] == "/k2jax/usr/bin/env"
+    agent = str(place / "agent")
+    assert command_on_image(["agent", "x"], folders) == (["/usr/bin/env", "-S", "node", "--flag"], [agent, "x"])
+    shutil.copy(shutil.which("true"), place / "node")
+    assert command_on_image(["agent", "x"], folders) == ([str(place / "node"), "--flag"], [agent, "x"])
+    assert command_on_image(["binary", "-c"], folders) == ([str(place / "binary")], ["-c"])
+    assert command_on_image(["other", "-c"], folders) == (["other"], ["-c"])
+    assert command_on_image(["python3"], []) == (["python3"], [])
+    python, boot = loaded("/usr/bin/env"), ["-I", "-c", _BOOT, str(packages)]
+    assert command_on_image(["python3", "-m", "a", "b"], folders) == (python, [*boot, "-m", "a", "b"])
+    assert command_on_image(["script", "b"], folders) == (python, [*boot, str(place / "script"), "b"])
+    assert python[3] == "/k2jax/usr/bin/env"
 
 
-def musl(folder):
-    """An image of busybox and musl alone, as Alpine's, of Debian's packages ``musl`` and ``busybox-static``."""
+@pytest.fixture(scope="module")
+def four_images(images):
+    """One more, of busybox and musl alone, as Alpine's, of Debian's packages ``musl`` and ``busybox-static``."""
     if not (os.path.exists("/lib/ld-musl-x86_64.so.1") and shutil.which("busybox")):
         pytest.skip("apt-get install musl busybox-static")
-    system = folder / "musl"
+    system = images / "musl"
     for name in ("usr/bin", "lib", "etc"):
         (system / name).mkdir(parents=True)
     shutil.copy(shutil.which("busybox"), system / "usr/bin/busybox")
@@ -110,33 +114,33 @@ def musl(folder):
         (system / "usr/bin" / name).symlink_to("busybox")
     (system / "bin").symlink_to("usr/bin")
     give(system, 65534)
-    return folder
+    return images
 
 
 @pytest.mark.external
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(AGENTS))
-def test_real_agents_start_on_each_image_or_are_refused_in_one_line(images, name, tmp_path):
+def test_real_agents_start_on_each_image_or_are_refused_in_one_line(four_images, name, tmp_path):
     """``K2JAX_AGENTS=agents pytest -n0 -m external tests/agents/gateway/test_on_images.py``; see test_real_agents."""
     try:
         AGENTS[name].check_installed(FOLDER)
     except UserError as error:
         pytest.skip(str(error))
-    shutil.copytree(musl(tmp_path / "made") / "musl", images / "musl", symlinks=True)
-    give(images / "musl", 65534)
     [task] = load_tasks("harbor", (f"path={hello(tmp_path / 'task')}",), "all")
     outcomes = {}
     for image in ("conda", "testbed", "bare", "musl"):
-        environment = ContainerEnvironment(Services(lambda: new_backend("bubblewrap", str(images))))
+        environment = ContainerEnvironment(Services(lambda: new_backend("bubblewrap", str(four_images))))
         scaffold = f"black_box agent={name} folder={FOLDER} seconds=300"
         of = dataclasses.replace(task, image=image, scaffold=scaffold)
         options = {"key": EpisodeKey("train", 0, 0, 0), "seed": 0, "sampling": Sampling(max_tokens=500)}
         client = ScriptedClient(lambda prompt, sampling: mend(prompt, sampling, SAID[0][1:]))
+        began = time.monotonic()
         try:
             ended = asyncio.run(run_episode(of, client, CHAT, TOKENIZER, environment, **options))
-            outcomes[image] = ended.metadata[OUTCOME]["graded"][0]["reward"]
+            graded = ended.metadata.get(OUTCOME, {}).get("graded")
+            outcomes[image] = graded[0]["reward"] if graded else ended.error
         except UserError as error:
             outcomes[image] = str(error)
-    print(name, outcomes)
+        print(name, image, outcomes[image], f"{time.monotonic() - began:.1f} s")
     assert all(outcome == 1.0 or "does not start: " in str(outcome) for outcome in outcomes.values())
     assert all("\n" not in str(outcome) for outcome in outcomes.values()) and outcomes["conda"] == 1.0
