@@ -1,8 +1,8 @@
 """Programs of agents as an image shows them: linked to the host's C library, whatever the image has in its place.
 
 Programs in Node and Bun start themselves again by the path that the kernel has for them, so that no loader may be in
-front of them; and what they start is the image's, so that no variable may say where libraries are. Each program is shown
-as a copy in which the names of its loader and of its folder of libraries are others.
+front of them; and what they start is the image's, so that no variable may say where libraries are. Each program is
+shown as a copy in which the names of its loader and of its folder of libraries are others.
 """
 
 from __future__ import annotations

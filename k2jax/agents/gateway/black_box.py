@@ -7,8 +7,8 @@ by the environment for the verifier.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 import contextlib
 import os
 from pathlib import Path
@@ -145,11 +145,14 @@ class BlackBoxScaffold:
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
             argv, path = agent.argv, [*self._programs(), sandbox.variables["PATH"]]
-            env = {"HOME": HOME, "PATH": ":".join(path), **agent.env}
             if task.image:
                 starter, arguments = command_on_image(argv, self._programs())
                 argv = (*starter, *arguments)
-                await check_start(starter, sandbox, env, f"the agent {agent.name} on the image {task.image}")
+                path = [*path[-1:], *path[:-1]]  # commands mean the image's Python, and not that of the agent
+            env = {"HOME": HOME, "PATH": ":".join(path), **agent.env}
+            if task.image:
+                for needed in (starter, *([program] for program in agent.programs)):
+                    await check_start(needed, sandbox, env, f"the agent {agent.name} on the image {task.image}")
             command = forwarded(argv, str(socket), port=PORT, on_image=bool(task.image))
             longest = self._limits.wall + _STARTING  # it is ended here before
             running = sandbox.exec(command, cwd=environment.folder, env=env, timeout=longest, output_limit=MEBI)

@@ -5,6 +5,8 @@ import dataclasses
 import os
 from pathlib import Path
 import shutil
+import sys
+import tempfile
 import time
 
 import pytest
@@ -15,8 +17,10 @@ from k2jax.agents.environments.container import ContainerEnvironment
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agent_entries import AGENTS
+from k2jax.agents.gateway.agent_programs import LIBRARIES, LOADER, _linked_programs, linked_programs
 from k2jax.agents.gateway.agent_start import _BOOT, command_on_image
-from k2jax.agents.sandbox.interpreter import loaded
+from k2jax.agents.sandbox import MountedPath, SandboxSpec
+from k2jax.agents.sandbox.interpreter import HOST_USR, host_python, loaded
 from k2jax.client import Sampling, ScriptedClient
 from k2jax.errors import UserError
 from tests.agents.gateway.forced_agents import FOLDER, mend
@@ -27,6 +31,25 @@ from tests.agents.sandbox.backends import new_backend
 from tests.agents.sandbox.made_images import IMAGE, copy_with_libraries, give, host_image
 from tests.tasks.harbor.folders import hello
 
+PERL_AGENT = r"""#!/usr/bin/env perl
+exec readlink("/proc/self/exe"), $0, @ARGV, "again" if @ARGV < 3;
+my ($key, $task) = @ARGV;
+sub ask {
+    my @texts = map { s/([\\"])/\\$1/gr =~ s/\n/\\n/gr } @_;
+    my $messages = join ",", map { qq({"role":"user","content":"$_"}) } @texts;
+    my $body = qq({"model":"any","messages":[$messages]});
+    socket my $to, 2, 1, 0 or die;
+    connect $to, pack("S n a4 x8", 2, 8080, "\x7f\0\0\1") or die;
+    my $head = "POST /r/episode/v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer $key\r\n";
+    syswrite $to, $head . "Content-Type: application/json\r\nContent-Length: @{[length $body]}\r\n\r\n$body";
+    local $/;
+    return <$to> =~ /"content": *"(.*?)"/ ? $1 : die;
+}
+my $command = ask($task);
+system "/bin/sh", "-c", substr $command, 1;
+ask($task, $command, "It is done.") unless grep /^LD_/, keys %ENV;
+"""
+"""An agent without modules, which starts itself again by its own path; its interpreter needs libm and libcrypt."""
 SAID = ("$echo hello > /app/hello.txt", "Done.")
 BROKEN = "#!/bin/sh\necho broken >&2\nexit 1\n"
 
@@ -53,12 +76,12 @@ def images(tmp_path_factory):
     return folder
 
 
-def run(images, image, folder, agent):
+def run(images, image, place, agent, folder="", said=SAID):
     """An episode of an agent on an image."""
-    [task] = load_tasks("harbor", (f"path={hello(folder / 'task')}",), "all")
+    [task] = load_tasks("harbor", (f"path={hello(place / 'task')}",), "all")
     environment = ContainerEnvironment(Services(lambda: new_backend("bubblewrap", str(images))))
     of = dataclasses.replace(task, image=image)
-    return asyncio.run(episode(ScriptedClient(answers(*SAID)), agent, folder, of=of, place=environment))
+    return asyncio.run(episode(ScriptedClient(answers(*said)), agent, place, of, f"folder={folder}", environment))
 
 
 @pytest.mark.parametrize("image", ["conda", "testbed"])
@@ -74,6 +97,72 @@ def test_an_agent_that_cannot_start_on_an_image_is_refused_in_one_line(images, t
     missing = small_agent(argv=("node", "${home}/agent.js"))
     with pytest.raises(UserError, match=r"^the agent small on the image conda does not start: .*node[^\n]*$"):
         run(images, "conda", tmp_path, missing)
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """A folder of agents with the host's Perl, a script of it, and a broken program of a common name."""
+    monkeypatch.setenv("K2JAX_CACHE", str(tmp_path / "cache"))
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # what is in /tmp cannot be shown
+        os.chmod(folder, 0o755)
+        programs = Path(folder, "node_modules/.bin")
+        programs.mkdir(parents=True)
+        shutil.copy(shutil.which("perl"), programs / "perl")
+        for name, text in {"agent": PERL_AGENT, "cat": BROKEN}.items():
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        yield folder
+
+
+@pytest.mark.parametrize("image", ["conda", "bare"])
+def test_a_program_that_an_image_lacks_libraries_for_starts_there_and_again_by_itself(
+    image, images, installed, tmp_path
+):
+    agent = small_agent(argv=("agent", "${key}", "${task}"), env={"LC_ALL": "C"})
+    said = ("$cat /dev/null && echo hello > /app/hello.txt", "Done.")
+    ended = run(images, image, tmp_path, agent, folder=installed, said=said)
+    [graded] = ended.metadata[OUTCOME]["graded"]
+    assert (graded["reward"], ended.status, ended.error) == (1.0, "finished", ""), ended.metadata
+    assert ended.metadata["counts"]["requests"] == 2 and not ended.metadata["agent"]["output"]
+
+
+def test_programs_are_copied_once_and_others_stay_as_they_are(installed, tmp_path):
+    programs, cache = Path(installed, "node_modules/.bin"), tmp_path / "cache/agents"
+    for name, data in {"cut": b"\x7fELF\x02\x01", "library": (programs / "perl").read_bytes()}.items():
+        (programs / name).write_bytes(data)
+        (programs / name).chmod(0o755 if name == "cut" else 0o644)
+    shown = linked_programs(installed)
+    assert [path.inside for path in shown] == [LOADER, LIBRARIES, str(programs / "perl")]
+    [copy] = cache.iterdir()
+    assert shown[2].source == str(copy) and linked_programs("") == ()
+    changed = [a != b for a, b in zip(copy.read_bytes(), (programs / "perl").read_bytes(), strict=True)]
+    assert 0 < sum(changed) < 44 and copy.stat().st_mode & 0o777 == 0o755
+    made = copy.stat()
+    _linked_programs.cache_clear()
+    assert linked_programs(installed) == shown and copy.stat() == made
+    os.utime(programs / "perl", (1, 1))
+    _linked_programs.cache_clear()
+    assert linked_programs(installed)[2] != shown[2] and len(list(cache.iterdir())) == 2
+
+
+def test_an_agent_whose_commands_an_image_lacks_is_refused_in_one_line(images, installed, tmp_path):
+    agent = small_agent(argv=("agent", "${key}", "${task}"), programs=("bash",))
+    with pytest.raises(UserError, match=r"^the agent small on the image bare does not start: 'bash -c :' [^\n]*$"):
+        run(images, "bare", tmp_path, agent, folder=installed)
+
+
+def test_a_python_on_an_image_has_its_own_library_and_not_the_systems(images):
+    python = host_python()
+    spec = SandboxSpec(image="conda", read_only=(*python.read_only, MountedPath("/usr", HOST_USR)))
+
+    async def version():
+        sandbox = await new_backend("bubblewrap", str(images)).open(spec)
+        try:
+            return await sandbox.exec([*loaded(python.executable), "-I", "-S", "-c", "import sys; print(sys.version)"])
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(version()).stdout.decode().strip() == sys.version
 
 
 def test_what_starts_an_agent_is_its_interpreter_and_python_brings_its_own_libraries(tmp_path):
