@@ -17,7 +17,7 @@ import stat
 import struct
 import tempfile
 import threading
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from k2jax.agents.sandbox.interpreter import system_loader
 from k2jax.agents.sandbox.types import MountedPath
@@ -100,26 +100,28 @@ def _changes(file: BinaryIO, loader: bytes) -> dict[int, bytes]:
     if len(head) < _HEADER.size or head[:6] != b"\x7fELF\x02\x01":
         return {}
     values = _HEADER.unpack(head)
-    place, size, count = values[7], *values[11:13]
     found = {}
-    table = _read(file, place, size * count)
-    for start in range(0, len(table) - _SEGMENT.size + 1, size):
-        kind, _, place, address, _, length, _, _ = _SEGMENT.unpack_from(table, start)
+    for kind, _, place, address, _, length, _, _ in _rows(file, _SEGMENT, values[7], values[12] * _SEGMENT.size):
         found[kind] = place, address, length
     if not {_IS_LOADER, _IS_DYNAMIC} <= set(found):
         return {}
     place, address, length = found[_IS_LOADER]
     if _read(file, place, length) != loader + b"\0":
         return {}
-    table = _read(file, found[_IS_DYNAMIC][0], found[_IS_DYNAMIC][2])
+    start, _, size = found[_IS_DYNAMIC]
     entries = {}
-    for start in range(0, len(table) - _DYNAMIC.size + 1, _DYNAMIC.size):
-        kind, value = _DYNAMIC.unpack_from(table, start)
-        entries.setdefault(kind, (found[_IS_DYNAMIC][0] + start, value))
-    if _DEBUG not in entries or {_PATH, _RUNPATH} & set(entries):
+    for number, (kind, value) in enumerate(_rows(file, _DYNAMIC, start, size)):
+        entries.setdefault(kind, (start + number * _DYNAMIC.size, value))
+    if not {_DEBUG, _TEXTS} <= set(entries) or {_PATH, _RUNPATH} & set(entries):
         return {}
     second = (address + len(LOADER) + 1 - entries[_TEXTS][1]) % (1 << 64)  # it lies before the texts, so it wraps
     return {place: _NAMES.ljust(length, b"\0"), entries[_DEBUG][0]: _DYNAMIC.pack(_PATH, second)}
+
+
+def _rows(file: BinaryIO, row: struct.Struct, place: int, length: int) -> list[tuple[Any, ...]]:
+    """The whole rows of a table."""
+    data = _read(file, place, length)
+    return list(row.iter_unpack(data[: len(data) // row.size * row.size]))
 
 
 def _read(file: BinaryIO, place: int, length: int) -> bytes:
