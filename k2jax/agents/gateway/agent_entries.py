@@ -38,6 +38,7 @@ _CLAUDE_CODE = BlackBoxAgent(
     },
     packages=("npm:@anthropic-ai/claude-code@2.1.330", _NODE),
     needs_cgroup=True,
+    programs=("bash",),
 )  # fmt: skip
 
 _CODEX = BlackBoxAgent(
@@ -121,6 +122,7 @@ _CLINE = BlackBoxAgent(
     },
     packages=("npm:cline@3.0.65", _NODE),
     needs_cgroup=True,
+    programs=("/bin/bash",),
 )  # fmt: skip
 
 _OPENCLAW = BlackBoxAgent(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import glob
 import os
 import shutil
+from typing import NamedTuple
 
 from k2jax.agents.sandbox import Sandbox
 from k2jax.agents.sandbox.interpreter import loaded
@@ -25,15 +26,29 @@ else:
 """What a virtual environment does for a script or a module, without variables that the agent's own commands inherit."""
 _STARTING = 60.0
 """Time in which an interpreter must say its version [s]."""
+_ENV = "/usr/bin/env"
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh")  # some of them have no option for a version
 _MOST_HEAD = 512
 _MOST_REASON = 300
 
 
-async def check_start(words: Sequence[str], sandbox: Sandbox, env: Mapping[str, str], what: str) -> None:
+class AgentCommand(NamedTuple):
+    """A command on an image.
+
+    Attributes:
+        starter: what the kernel starts: the program, or the interpreter of a script.
+        arguments: what follows.
+    """
+
+    starter: list[str]
+    arguments: list[str]
+
+
+async def check_start(starter: Sequence[str], sandbox: Sandbox, env: Mapping[str, str], what: str) -> None:
     """Starts what runs an agent's program, its interpreter where it is a script.
 
     Args:
-        words: see ``interpreter_of``.
+        starter: of an ``AgentCommand``.
         sandbox: on the image.
         env: the agent's variables.
         what: how messages name the agent and the image.
@@ -42,7 +57,8 @@ async def check_start(words: Sequence[str], sandbox: Sandbox, env: Mapping[str, 
         UserError: it does not start.
         SandboxError: the sandbox failed.
     """
-    command = [*words, "--version"]
+    probe = ["-c", ":"] if os.path.basename(starter[-1]) in _SHELLS else ["--version"]
+    command = [*starter, *probe]
     result = await sandbox.exec(command, env=env, timeout=_STARTING)
     if result.code:
         said = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()
@@ -50,46 +66,39 @@ async def check_start(words: Sequence[str], sandbox: Sandbox, env: Mapping[str, 
         raise UserError(f"{what} does not start: {abbreviate(' '.join(command))} says {reason!a}")
 
 
-def command_on_image(argv: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """An agent's command as it starts on an image, whose Python need not be that of the agent's environment.
+def command_on_image(argv: Sequence[str], folders: Sequence[str]) -> AgentCommand:
+    """An agent's command as it starts on an image, whose programs of the same names may be others or missing.
 
     Args:
         argv: the agent's command.
-        folders: where its own programs are, ``venv/bin`` among them.
+        folders: where its own programs are, ``venv/bin`` among them; a program that is in none of them is the image's.
 
     Raises:
         UserError: see ``loaded``.
     """
-    words = list(argv)
-    program = _found(words[0], folders)
-    interpreter = (_shebang(program) if program else None) or [program or ""]
-    place, name = os.path.split(interpreter[0])
-    if place not in folders or not name.startswith("python"):
-        return words
-    words = words[1:] if program == interpreter[0] else [program, *words[1:]]
-    packages = glob.glob(os.path.join(os.path.dirname(place), "lib/python3*/site-packages"))
-    return [*loaded(os.path.realpath(interpreter[0])), "-I", "-c", _BOOT, *packages[:1], *words]
-
-
-def interpreter_of(argv: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """What the kernel starts for a command: the words after ``#!`` of a script of the agent, else its first word.
-
-    Args:
-        argv: what ``command_on_image`` returned.
-        folders: of the agent, which its sandbox shows; a program that is in none of them is the image's.
-    """
     program = _found(argv[0], folders)
-    if "--library-path" in argv[:2]:  # Python behind its loader
-        return list(argv[:4])
-    return (_shebang(program) if program else None) or [argv[0]]
+    if program is None:
+        return AgentCommand([argv[0]], list(argv[1:]))
+    interpreter = _interpreter(program, folders)
+    starter = interpreter or [program]
+    arguments = [program, *argv[1:]] if interpreter else list(argv[1:])
+    place, name = os.path.split(starter[0])
+    if place not in folders or not name.startswith("python"):
+        return AgentCommand(starter, arguments)
+    packages = glob.glob(os.path.join(os.path.dirname(place), "lib/python3*/site-packages"))
+    return AgentCommand(loaded(os.path.realpath(starter[0])), ["-I", "-c", _BOOT, *packages[:1], *arguments])
 
 
 def _found(program: str, folders: Sequence[str]) -> str | None:
     return shutil.which(program, path=os.pathsep.join(folders)) if folders else None
 
 
-def _shebang(program: str) -> list[str] | None:
-    """The words of the first line of a script; None for another program."""
+def _interpreter(program: str, folders: Sequence[str]) -> list[str]:
+    """The words of the first line of a script, an own program in the place of the name of one; none for a binary."""
     with open(os.path.realpath(program), "rb") as file:
         head = file.read(_MOST_HEAD).partition(b"\n")[0]
-    return head[2:].decode(errors="replace").split() if head.startswith(b"#!") else None
+    words = head[2:].decode(errors="replace").split() if head.startswith(b"#!") else []
+    named = words[2:] if words[1:2] == ["-S"] else words[1:]
+    if words[:1] == [_ENV] and named and (own := _found(named[0], folders)):
+        return [own, *named[1:]]
+    return words

@@ -41,6 +41,7 @@ class BlackBoxAgent:
             installed version is compared.
         needs_cgroup: whether it reserves so many addresses that only a control group can limit its memory, as all that
             runs on Node does.
+        programs: that an image must have, beside a shell: those that the agent calls itself.
         memory: limit of the agent and all that it starts [MiB].
         patience: how long its client waits for an answer that it wants whole, before it asks again; 0 where its answers
             are streams, which are kept alive, or it waits for ever [s].
@@ -54,6 +55,7 @@ class BlackBoxAgent:
     turns: Literal["tools", "all"] = "tools"
     packages: tuple[str, ...] = ()
     needs_cgroup: bool = False
+    programs: tuple[str, ...] = ()
     memory: int = 4096
     patience: float = 0.0
 
@@ -135,7 +137,9 @@ def read_agent(path: str) -> BlackBoxAgent:
         raise UserError(f"the agent {path} must be an object with name and argv")
     if unknown := sorted(set(values) - fields):
         raise UserError(f"the agent {path} has no field {unknown[0]!r}{nearest(unknown[0], sorted(fields))}")
-    values |= {name: tuple(values[name]) for name in ("argv", "packages") if isinstance(values.get(name), list)}
+    values |= {
+        name: tuple(values[name]) for name in ("argv", "packages", "programs") if isinstance(values.get(name), list)
+    }
     agent = BlackBoxAgent(**values)
     if wrong := _wrong_field(agent):
         raise UserError(f"{wrong} of the agent {path} has a wrong value: {abbreviate(getattr(agent, wrong))}")
@@ -171,14 +175,18 @@ def _wrong_field(agent: BlackBoxAgent) -> str:
     def is_texts(value: Any) -> bool:
         return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
 
+    def is_words(value: Any) -> bool:
+        return isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+
     good = {
         "name": isinstance(agent.name, str) and bool(agent.name),
-        "argv": isinstance(agent.argv, tuple) and bool(agent.argv) and all(isinstance(w, str) for w in agent.argv),
+        "argv": is_words(agent.argv) and bool(agent.argv),
         "env": is_texts(agent.env),
         "files": is_texts(agent.files),
         "turns": agent.turns in ("tools", "all"),
         "packages": isinstance(agent.packages, tuple) and all(map(_is_package, agent.packages)),
         "needs_cgroup": isinstance(agent.needs_cgroup, bool),
+        "programs": is_words(agent.programs),
         "memory": type(agent.memory) is int and agent.memory > 0,
         "patience": type(agent.patience) in (int, float) and 0 <= agent.patience < math.inf,
     }

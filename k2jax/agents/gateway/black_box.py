@@ -7,7 +7,8 @@ by the environment for the verifier.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 import contextlib
 import os
 from pathlib import Path
@@ -19,7 +20,8 @@ from k2jax.agents.episode import Rollout
 from k2jax.agents.gateway.agent_entries import AGENTS
 from k2jax.agents.gateway.agent_episode import KEPT_OUTPUT, MODEL, AgentEnd, AgentEpisode, AgentLimits
 from k2jax.agents.gateway.agent_processes import AgentProcesses
-from k2jax.agents.gateway.agent_start import check_start, command_on_image, interpreter_of
+from k2jax.agents.gateway.agent_programs import linked_programs
+from k2jax.agents.gateway.agent_start import check_start, command_on_image
 from k2jax.agents.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
 from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.agents.gateway.episode_client import EpisodeClient
@@ -131,7 +133,8 @@ class BlackBoxScaffold:
     async def _work(self, task: Task, environment: Environment, episode: AgentEpisode) -> tuple[ExecResult | str, Any]:
         """Lets the agent work; returns how it ended, or which time was over, and the environment's outcome."""
         async with _served(episode) as socket:
-            needs = self._needs(socket, on_image=bool(task.image))
+            programs = await asyncio.to_thread(linked_programs, self._folder) if task.image else ()
+            needs = self._needs(socket, programs, on_image=bool(task.image))
             sandbox = await environment.open_workspace(task, needs)
             if self.agent.needs_cgroup and sandbox.capabilities.memory != "cgroup":
                 raise UserError(
@@ -141,17 +144,16 @@ class BlackBoxScaffold:
             agent = self.agent.filled(self._values(task, episode.access, environment.folder) | episode.sizes())
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
-            argv = command_on_image(agent.argv, self._programs()) if task.image else agent.argv
-            command = forwarded(argv, str(socket), port=PORT, on_image=bool(task.image))
-            path = ":".join([*self._programs(), sandbox.variables["PATH"]])
-            env = {"HOME": HOME, "PATH": path, **agent.env}
+            argv, path = agent.argv, [*self._programs(), sandbox.variables["PATH"]]
             if task.image:
-                await check_start(
-                    interpreter_of(argv, self._programs()),
-                    sandbox,
-                    env,
-                    f"the agent {agent.name} on the image {task.image}",
-                )
+                starter, arguments = command_on_image(argv, self._programs())
+                argv = (*starter, *arguments)
+                path = [*path[-1:], *path[:-1]]  # commands mean the image's Python, and not that of the agent
+            env = {"HOME": HOME, "PATH": ":".join(path), **agent.env}
+            if task.image:
+                for needed in (starter, *([program] for program in agent.programs)):
+                    await check_start(needed, sandbox, env, f"the agent {agent.name} on the image {task.image}")
+            command = forwarded(argv, str(socket), port=PORT, on_image=bool(task.image))
             longest = self._limits.wall + _STARTING  # it is ended here before
             running = sandbox.exec(command, cwd=environment.folder, env=env, timeout=longest, output_limit=MEBI)
             episode.client.processor = AgentProcesses(str(socket)).seconds
@@ -165,10 +167,10 @@ class BlackBoxScaffold:
         places = {"home": HOME, "work": work, "agents": agents}
         return {"task": instruction_text(task), "base": base, "key": access.key, "model": MODEL, **places}
 
-    def _needs(self, socket: Path, *, on_image: bool) -> SandboxSpec:
+    def _needs(self, socket: Path, programs: Sequence[MountedPath], *, on_image: bool) -> SandboxSpec:
         limits = Limits(memory=self.agent.memory * MEBI, processes=512, disk=512 * MEBI, files=1 << 16, open_files=4096)
         shown = (*(shown_folders(self._folder) if self._folder else ()), str(socket.parent))
-        shown = (*shown, *host_python().read_only, *([MountedPath("/usr", HOST_USR)] if on_image else []))
+        shown = (*shown, *programs, *host_python().read_only, *([MountedPath("/usr", HOST_USR)] if on_image else []))
         return SandboxSpec(read_only=tuple(dict.fromkeys(shown)), limits=limits)
 
     def _programs(self) -> list[str]:

@@ -47,14 +47,26 @@ def loaded(program: str, usr: str = HOST_USR) -> list[str]:
         usr: where the sandbox shows the host's ``/usr``.
 
     Raises:
-        UserError: this machine keeps its libraries elsewhere than in ``/usr``.
+        UserError: see ``system_loader``.
     """
-    loader = os.path.realpath(_LOADERS.get(platform.machine(), ""))
-    if not loader.startswith("/usr/") or not os.path.isfile(loader):
-        raise UserError("agents on images need a machine whose C library lies in /usr, as of Debian 12 or Ubuntu 22.04")
-    folders = dict.fromkeys((os.path.dirname(loader), "/usr/lib64", "/usr/lib"))
+    loader = os.path.realpath(system_loader())
+    own = os.path.join(os.path.dirname(os.path.dirname(program)), "lib")  # before the system's Python of this version
+    folders = dict.fromkeys((own, os.path.dirname(loader), "/usr/lib64", "/usr/lib"))
     there = [_there(path, usr) for path in (loader, *folders, program)]
     return [there[0], "--library-path", ":".join(there[1:-1]), there[-1]]
+
+
+def system_loader() -> str:
+    """Path at which programs of this machine name their loader.
+
+    Raises:
+        UserError: this machine keeps its libraries elsewhere than in ``/usr``.
+    """
+    loader = _LOADERS.get(platform.machine(), "")
+    real = os.path.realpath(loader)
+    if not real.startswith("/usr/") or not os.path.isfile(real):
+        raise UserError("agents on images need a machine whose C library lies in /usr, as of Debian 12 or Ubuntu 22.04")
+    return loader
 
 
 def _there(path: str, usr: str) -> str:
@@ -84,7 +96,7 @@ def moved_python(folder: str) -> MovedPython:
     for prefix in python.read_only:
         shown["python"] = str(prefix)
         program = f"{folder}/python{python.executable.removeprefix(str(prefix))}"
-        libraries += f":{folder}/python/lib"
+        libraries = f"{folder}/python/lib:{libraries}"  # before the system's Python of this version
     return MovedPython([loader, option, libraries, program], shown)
 
 

@@ -38,12 +38,18 @@ def mounts(paths: HostPaths) -> dict[str, str]:
             raise UserError(f"a sandbox has its own devices, processes and shared memory, not the host's {source}")
         if place in _NEVER or _within(place, _OWN):
             raise UserError(f"{source} cannot be shown at {place}, where a sandbox has its own; write() it, or move it")
-        if isinstance(path, MountedPath) and _within(place, _PROGRAMS):
-            raise UserError(f"{source} cannot be shown at {place}, in a folder of programs; choose another place")
         if found.setdefault(place, real) != real:
             raise UserError(f"{found[place]} and {real} cannot both be shown at {place}")
     for path in paths:
-        if isinstance(path, MountedPath) and (outer := _outer(_normal(path.inside), found)):
+        if not isinstance(path, MountedPath):
+            continue
+        place = _normal(path.inside)
+        outer = _outer(place, found)
+        if outer and _is_file_for_file(found[place], place.removeprefix(outer), found[outer]):
+            continue
+        if _within(place, _PROGRAMS):
+            raise UserError(f"{path.source} cannot be shown at {place}, in a folder of programs; choose another place")
+        if outer:
             raise UserError(f"{path.source} cannot be shown at {path.inside}, in what {found[outer]} is shown at")
     return dict(sorted(found.items()))
 
@@ -62,4 +68,11 @@ def _within(path: str, folders: tuple[str, ...]) -> bool:
 
 
 def _outer(place: str, places: dict[str, str]) -> str | None:
-    return next((other for other in places if place.startswith(f"{other}/")), None)
+    """The innermost of the places in which a place lies."""
+    return max((other for other in places if place.startswith(f"{other}/")), key=len, default=None)
+
+
+def _is_file_for_file(source: str, name: str, folder: str) -> bool:
+    """Whether a file is shown in the place of another one, of a folder that is shown too."""
+    replaced = folder + name
+    return os.path.isfile(source) and os.path.isfile(replaced) and os.path.realpath(replaced) == replaced

@@ -332,7 +332,7 @@ def test_a_wrong_scaffold_is_said_in_one_line_before_a_run_begins(tmp_path, text
     [
         {"argv": []}, {"argv": "sh"}, {"env": {"A": 1}}, {"turns": "some"}, {"packages": ["codex@1"]},
         {"packages": ["npm:codex"]}, {"memory": 0}, {"needs_cgroup": 1}, {"files": []}, {"name": ""}, {"colour": 1},
-        {"patience": -1},
+        {"patience": -1}, {"programs": "bash"},
     ],
 )  # fmt: skip
 def test_a_wrong_field_of_an_own_agent_is_named(tmp_path, values):

@@ -73,6 +73,25 @@ def test_paths_that_hide_one_another_are_refused():
             mounts(paths)
 
 
+def test_a_file_may_be_shown_in_the_place_of_one_that_is_shown(tmp_path):
+    for name in ("shown/deep/file", "shown/other", "copy"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "shown/link").symlink_to("other")
+    copy = str(tmp_path / "copy")
+    paths = (MountedPath(copy, "/shown/deep/file"), MountedPath(str(tmp_path / "shown"), "/shown"))
+
+    async def use(sandbox):
+        return await sandbox.exec(["sh", "-c", "cat /shown/deep/file /shown/other; echo x > /shown/deep/file"])
+
+    result = in_sandbox("bubblewrap", use, SandboxSpec(read_only=paths))
+    assert result.stdout == b"copyshown/other" and b"Read-only" in result.stderr
+    assert mounts((MountedPath(copy, "/usr/bin/env"), "/usr/bin"))["/usr/bin/env"] == copy
+    for source, inside in ((copy, "none"), (copy, "deep"), (copy, "link"), (str(tmp_path / "shown/deep"), "deep/file")):
+        with pytest.raises(UserError, match=f"cannot be shown at /shown/{inside}, in what"):
+            mounts((MountedPath(source, f"/shown/{inside}"), paths[1]))
+
+
 def test_of_paths_in_one_another_the_outer_one_is_mounted_first():
     assert list(mounts(("/usr/share/doc", "/usr/share"))) == ["/usr/share", "/usr/share/doc"]
 
