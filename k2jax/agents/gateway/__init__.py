@@ -6,7 +6,8 @@ token tree of the rollout's trajectory; what the agent makes of its history deci
 
 In reading order: ``gateway`` and ``spec`` (rollouts and their keys), ``session`` (one rollout), ``exchange`` (one
 request), ``history`` with ``canonical`` (which recorded node a message is), ``log`` (survives a restart), ``app`` and
-``socket`` (HTTP); ``black_box`` with ``episode_client`` (the scaffold), ``agents`` and ``agent_entries``,
+``socket`` (HTTP), ``listener`` (one address for all rollouts of a process) and ``routes`` (which an agent takes);
+``black_box`` with ``episode_client`` (the scaffold), ``agents`` and ``agent_entries``,
 ``agent_start`` and ``agent_programs`` (on images).
 """
 

@@ -8,11 +8,8 @@ by the environment for the verifier.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-import contextlib
+from collections.abc import Sequence
 import os
-from pathlib import Path
-import tempfile
 from typing import Any
 
 from k2jax.agents.environment import OUTCOME, Environment
@@ -23,10 +20,8 @@ from k2jax.agents.gateway.agent_processes import AgentProcesses
 from k2jax.agents.gateway.agent_programs import linked_programs
 from k2jax.agents.gateway.agent_start import check_start, command_on_image
 from k2jax.agents.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
-from k2jax.agents.gateway.app import make_gateway_app
 from k2jax.agents.gateway.episode_client import EpisodeClient
-from k2jax.agents.gateway.gateway import RolloutAccess
-from k2jax.agents.gateway.socket import rollout_socket
+from k2jax.agents.gateway.routes import PORT, ClusterAddress, Route, own_socket
 from k2jax.agents.sandbox import Limits, SandboxSpec
 from k2jax.agents.sandbox.forward import forwarded
 from k2jax.agents.sandbox.interpreter import HOST_USR, host_python
@@ -37,11 +32,8 @@ from k2jax.errors import UserError, nearest
 
 FOLDER_VARIABLE = "K2JAX_AGENTS"
 """Environment variable with the folder where agents are installed."""
-PORT = 8080
-"""Where an agent finds the gateway, on the loopback of its own sandbox."""
 ROLLOUT = "episode"
 """Name of the rollout in the agent's URL, the same in every episode so that prompts are."""
-_SOCKETS = "/var/tmp"  # folders of sockets; shown at the same place, which a sandbox's own /tmp would hide
 _STARTING = 600.0  # more wall time of a command than of the episode [s]
 
 
@@ -56,6 +48,8 @@ def black_box(
     answer: float = 3600.0,
     side_calls: int = -1,
     train_side_calls: bool = False,
+    listen: str = "",
+    url: str = "",
 ) -> BlackBoxScaffold:
     """Makes the scaffold of an agent.
 
@@ -69,6 +63,10 @@ def black_box(
         answer: that the model has for one answer [s].
         side_calls: most side calls that are answered; -1 is the gateway's default, see ``GatewayRollout``.
         train_side_calls: whether what the model samples in them is trained on, with the reward of the episode.
+        listen: address at which the model answers agents in sandboxes of a cluster, which their images contain:
+            ``HOST:PORT``, or ``HOST:PORT-PORT`` for several processes of a run. Empty is a socket for sandboxes of this
+            machine.
+        url: where those sandboxes find that address, such as ``http://10.0.0.7:PORT``, if not at this machine's own.
 
     Raises:
         UserError: there is no such agent, or it is not installed in this version.
@@ -80,11 +78,13 @@ def black_box(
     else:
         raise UserError(f"no agent {agent!r}{nearest(agent, sorted(AGENTS))}; one's own is a file that ends in .json")
     described = described.pinned_to(version) if version else described
-    folder = folder or os.environ.get(FOLDER_VARIABLE, "")
-    described.check_installed(folder)
+    address = ClusterAddress.read(listen, url)
+    folder = "" if address else folder or os.environ.get(FOLDER_VARIABLE, "")
+    if address is None:
+        described.check_installed(folder)
     limits = AgentLimits(seconds, wall, context, answer, side_calls, train_side_calls)
     limits.check(agent)
-    return BlackBoxScaffold(described, folder, limits)
+    return BlackBoxScaffold(described, folder, limits, address)
 
 
 class BlackBoxScaffold:
@@ -95,16 +95,15 @@ class BlackBoxScaffold:
     does. An episode that fails begins anew.
 
     Attributes:
-        needs_this_machine: sandboxes on others have no way to the gateway's socket, and what an agent computes there
-            while it waits would be in no budget.
+        needs_this_machine: sandboxes on others have no way to the gateway's socket; to an address of a cluster they
+            have, and then what an agent computes while it waits is in no budget but that of the wall time.
     """
 
-    needs_this_machine = True
-
-    def __init__(self, agent: BlackBoxAgent, folder: str, limits: AgentLimits):
+    def __init__(self, agent: BlackBoxAgent, folder: str, limits: AgentLimits, address: ClusterAddress | None = None):
         """Runs ``agent``, installed in ``folder`` if it needs one; see ``black_box``."""
         self.agent = agent
-        self._folder, self._limits = folder, limits
+        self.needs_this_machine = address is None
+        self._folder, self._limits, self._address = folder, limits, address
 
     @property
     def patience(self) -> float:
@@ -120,7 +119,8 @@ class BlackBoxScaffold:
                 asks for what no black box can do.
         """
         declares_tools = self.agent.turns == "tools"
-        episode = await AgentEpisode.open(rollout, sampling, self._limits, name=ROLLOUT, declares_tools=declares_tools)
+        name = "-".join(map(str, (rollout.key.purpose, *rollout.key.place))) if self._address else ROLLOUT
+        episode = await AgentEpisode.open(rollout, sampling, self._limits, name=name, declares_tools=declares_tools)
         try:
             result, outcome = await self._work(rollout.task, environment, episode)
             said = "" if isinstance(result, str) else result.stderr[-300:] or result.stdout[-300:]
@@ -132,44 +132,51 @@ class BlackBoxScaffold:
 
     async def _work(self, task: Task, environment: Environment, episode: AgentEpisode) -> tuple[ExecResult | str, Any]:
         """Lets the agent work; returns how it ended, or which time was over, and the environment's outcome."""
-        async with _served(episode) as socket:
-            programs = await asyncio.to_thread(linked_programs, self._folder) if task.image else ()
-            needs = self._needs(socket, programs, on_image=bool(task.image))
+        async with self._address.open(episode) if self._address else own_socket(episode) as route:
+            programs = await asyncio.to_thread(linked_programs, self._folder) if task.image and route.socket else ()
+            needs = self._needs(route, programs, on_image=bool(task.image))
             sandbox = await environment.open_workspace(task, needs)
+            if self._address:
+                self._address.check(sandbox.capabilities)
             if self.agent.needs_cgroup and sandbox.capabilities.memory != "cgroup":
                 raise UserError(
                     f"the agent {self.agent.name} runs on Node, whose memory only a control group can limit, and this "
                     "machine lets this user make none; see python -m k2jax.sandbox check"
                 )
-            agent = self.agent.filled(self._values(task, episode.access, environment.folder) | episode.sizes())
+            agent = self.agent.filled(self._values(task, episode, route, environment.folder))
             for path, text in {f"{HOME}/.keep": "", **agent.files}.items():
                 await sandbox.write(path, text.encode())
             argv, path = agent.argv, [*self._programs(), sandbox.variables["PATH"]]
-            if task.image:
+            starter = argv[:1]
+            if task.image and route.socket:
                 starter, arguments = command_on_image(argv, self._programs())
                 argv = (*starter, *arguments)
                 path = [*path[-1:], *path[:-1]]  # commands mean the image's Python, and not that of the agent
             env = {"HOME": HOME, "PATH": ":".join(path), **agent.env}
-            if task.image:
+            if task.image or self._address:
+                place = f"the image {task.image}" if task.image else "the usual image of its sandboxes"
                 for needed in (starter, *([program] for program in agent.programs)):
-                    await check_start(needed, sandbox, env, f"the agent {agent.name} on the image {task.image}")
-            command = forwarded(argv, str(socket), port=PORT, on_image=bool(task.image))
+                    await check_start(needed, sandbox, env, f"the agent {agent.name} on {place}")
+            command = list(argv)
+            if route.socket:
+                command = forwarded(argv, str(route.socket), port=PORT, on_image=bool(task.image))
+                episode.client.processor = AgentProcesses(str(route.socket)).seconds
             longest = self._limits.wall + _STARTING  # it is ended here before
             running = sandbox.exec(command, cwd=environment.folder, env=env, timeout=longest, output_limit=MEBI)
-            episode.client.processor = AgentProcesses(str(socket)).seconds
             result = await episode.watch(running)
             return result, await environment.collect()
 
-    def _values(self, task: Task, access: RolloutAccess, work: str) -> dict[str, str]:
+    def _values(self, task: Task, episode: AgentEpisode, route: Route, work: str) -> dict[str, str]:
         """What stands for the placeholders."""
         agents = os.path.abspath(self._folder) if self._folder else ""
-        base = f"http://127.0.0.1:{PORT}{access.path}"
-        places = {"home": HOME, "work": work, "agents": agents}
-        return {"task": instruction_text(task), "base": base, "key": access.key, "model": MODEL, **places}
+        places = {"home": HOME, "work": work, "agents": agents, "base": route.base} | episode.sizes()
+        return {"task": instruction_text(task), "key": episode.access.key, "model": MODEL, **places}
 
-    def _needs(self, socket: Path, programs: Sequence[MountedPath], *, on_image: bool) -> SandboxSpec:
+    def _needs(self, route: Route, programs: Sequence[MountedPath], *, on_image: bool) -> SandboxSpec:
         limits = Limits(memory=self.agent.memory * MEBI, processes=512, disk=512 * MEBI, files=1 << 16, open_files=4096)
-        shown = (*(shown_folders(self._folder) if self._folder else ()), str(socket.parent))
+        if route.socket is None:
+            return SandboxSpec(limits=limits)
+        shown = (*(shown_folders(self._folder) if self._folder else ()), str(route.socket.parent))
         shown = (*shown, *programs, *host_python().read_only, *([MountedPath("/usr", HOST_USR)] if on_image else []))
         return SandboxSpec(read_only=tuple(dict.fromkeys(shown)), limits=limits)
 
@@ -200,13 +207,3 @@ def instruction_text(task: Task) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise UserError(f"the instruction of the task {task.id!r} is not text alone, which is all an agent is given")
     return "\n\n".join(texts)  # type: ignore[arg-type]
-
-
-@contextlib.asynccontextmanager
-async def _served(episode: AgentEpisode) -> AsyncIterator[Path]:
-    """Serves a rollout on a socket that is alone in its folder."""
-    with tempfile.TemporaryDirectory(prefix="k2jax-", dir=_SOCKETS) as folder:
-        os.chmod(folder, 0o755)
-        socket = Path(folder) / "gateway"
-        async with rollout_socket(make_gateway_app(episode.gateway), episode.access.path, socket):
-            yield socket

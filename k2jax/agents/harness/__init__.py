@@ -2,6 +2,7 @@
 
 The program is the user's own, and runs outside every sandbox of this project with the user's rights; whatever its
 agents do is confined by its own containers. In reading order: ``command`` (the scaffold), ``kept_program`` and
-``keeper`` (the program as a process, of which nothing is left), ``listener`` (one TCP address for the episodes of a
-process), ``closing`` (where a reward is handed back), ``handed_back`` (what a reward may be, and its verifier).
+``keeper`` (the program as a process, of which nothing is left), ``closing`` (where a reward is handed back),
+``handed_back`` (what a reward may be, and its verifier). It answers at the address of
+``k2jax.agents.gateway.listener``.
 """

@@ -23,10 +23,10 @@ from k2jax.agents.episode import Rollout
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.gateway.agent_episode import MODEL, AgentEpisode, AgentLimits
 from k2jax.agents.gateway.app import make_gateway_app
+from k2jax.agents.gateway.listener import ListenAddress, listening
 from k2jax.agents.harness.closing import RewardDesk
 from k2jax.agents.harness.handed_back import MOST_BYTES, VERIFIER, RewardRange
 from k2jax.agents.harness.kept_program import ProgramEnd, run_program
-from k2jax.agents.harness.listener import ListenAddress, listening
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json

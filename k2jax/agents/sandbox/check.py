@@ -20,7 +20,7 @@ from k2jax.errors import InfrastructureError, UserError
 
 _ABOUT = "Says what a backend of sandboxes isolates on this machine, and attacks it."
 _MEANING = {
-    "network": {"none": "none: only its own loopback", "host": "the host's"},
+    "network": {"none": "none: only its own loopback", "host": "the host's", "gateway": "the gateway alone"},
     "memory": {
         "cgroup": "limited for all processes together (control group)",
         "rlimit": "limited for each process (address space; enough for Python, not for Node)",

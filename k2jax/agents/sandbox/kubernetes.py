@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import weakref
 
 from k2jax.agents.options import parse_options
-from k2jax.agents.sandbox.pod import CONTAINER, POLICY, PodOptions, pod_manifest, policy_manifest
+from k2jax.agents.sandbox.pod import CONTAINER, PodOptions, pod_manifest, policy_manifests
 from k2jax.agents.sandbox.remote import CommandOutputs, RemoteSandbox, check_remote_spec
 from k2jax.agents.sandbox.types import Capabilities, SandboxError, SandboxSpec
 from k2jax.errors import UserError
@@ -60,7 +60,7 @@ class KubernetesBackend:
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients] = weakref.WeakKeyDictionary()
         self._users: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
         self.capabilities = Capabilities(
-            network="none",
+            network="gateway" if self.options.gateway else "none",
             memory="cgroup",
             processes="rlimit" if self.options.user_namespaces else "none",
             file_system="private",
@@ -81,7 +81,7 @@ class KubernetesBackend:
         name = f"k2jax-{secrets.token_hex(8)}"
         sandbox = None
         try:
-            await self._ensure_policy(clients)
+            await self._ensure_policies(clients)
             sandbox = KubernetesSandbox(self, clients, name, spec)  # from here on there may be a pod
             await clients.core.create_namespaced_pod(self.options.namespace, pod_manifest(name, spec, self.options))
             await sandbox.ready(self.options.start_timeout)
@@ -126,20 +126,22 @@ class KubernetesBackend:
             await clients.core.api_client.close()
             await clients.streams.api_client.close()
 
-    async def _ensure_policy(self, clients: _Clients) -> None:
-        """No pod runs before the policy is there."""
+    async def _ensure_policies(self, clients: _Clients) -> None:
+        """No pod runs before the policies are there."""
         from kubernetes.aio.client.exceptions import ApiException
 
-        try:
-            await clients.network.read_namespaced_network_policy(POLICY, self.options.namespace)
-        except ApiException as error:
-            if error.status != 404:
-                raise
+        for manifest in policy_manifests(self.options):
             try:
-                await clients.network.create_namespaced_network_policy(self.options.namespace, policy_manifest())
-            except ApiException as late:
-                if late.status != 409:  # another program has made it meanwhile
+                name = manifest["metadata"]["name"]
+                await clients.network.read_namespaced_network_policy(name, self.options.namespace)
+            except ApiException as error:
+                if error.status != 404:
                     raise
+                try:
+                    await clients.network.create_namespaced_network_policy(self.options.namespace, manifest)
+                except ApiException as late:
+                    if late.status != 409:  # another program has made it meanwhile
+                        raise
 
 
 def _reason(error: BaseException) -> str:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import hashlib
+import json
+import re
+from typing import Any, NamedTuple
 
 from k2jax.agents.sandbox.mount_namespace import NOBODY
 from k2jax.agents.sandbox.types import SandboxSpec
+from k2jax.errors import UserError
 
 LABELS = {"app.kubernetes.io/name": "k2jax-sandbox"}
 POLICY = "k2jax-sandbox-no-network"
+_REACHING = "k2jax/gateway"
+"""Label of the pods that reach a gateway; its value is a digest of where that is."""
+_GATEWAY = re.compile(r"([\w./-]+)=([\w.-]*):(\d+)(?:-(\d+))?", re.ASCII)
 CONTAINER = "sandbox"
 FIRST_PROCESS = (
     "mkfifo /tmp/.wait && exec 3<>/tmp/.wait && rm /tmp/.wait && trap '' CHLD TERM && while :; do read -r x <&3; done"
@@ -32,6 +39,9 @@ class PodOptions:
         cpus: processors of each pod, as Kubernetes writes them.
         lifetime: after which a pod is ended, whoever has forgotten it [s].
         start_timeout: how long fetching an image and starting may take [s].
+        gateway: the pods that sandboxes may connect to, and at which ports, ``LABEL=VALUE:PORT`` or
+            ``LABEL=VALUE:PORT-PORT``: those of the run, where a gateway answers agents. Empty is none.
+        gateway_namespace: of those pods; empty for that of the sandboxes.
     """
 
     namespace: str = "k2jax-sandboxes"
@@ -42,6 +52,48 @@ class PodOptions:
     cpus: str = "1"
     lifetime: int = 6 * 3600
     start_timeout: float = 300.0
+    gateway: str = ""
+    gateway_namespace: str = ""
+
+    def __post_init__(self):
+        if self.gateway:
+            GatewayPods.read(self.gateway)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of all pods, by which policies find them."""
+        if not self.gateway:
+            return LABELS
+        text = json.dumps([self.gateway, self.gateway_namespace])
+        return LABELS | {_REACHING: hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+class GatewayPods(NamedTuple):
+    """The pods that a gateway is in.
+
+    Attributes:
+        label: of them.
+        value: of the label.
+        first: port.
+        last: port.
+    """
+
+    label: str
+    value: str
+    first: int
+    last: int
+
+    @classmethod
+    def read(cls, text: str) -> GatewayPods:
+        """Reads ``LABEL=VALUE:PORT`` or ``LABEL=VALUE:PORT-PORT``.
+
+        Raises:
+            UserError: it is neither.
+        """
+        match = _GATEWAY.fullmatch(text)
+        if match is None or not 0 < int(match[3]) <= int(match[4] or match[3]) < 1 << 16:
+            raise UserError(f"gateway={text} names no pods and ports; write gateway=app=trainer:8900-8999")
+        return cls(match[1], match[2], int(match[3]), int(match[4] or match[3]))
 
 
 def pod_manifest(name: str, spec: SandboxSpec, options: PodOptions) -> dict[str, Any]:
@@ -85,14 +137,33 @@ def pod_manifest(name: str, spec: SandboxSpec, options: PodOptions) -> dict[str,
     }
     if options.runtime_class:
         pod["runtimeClassName"] = options.runtime_class
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": LABELS}, "spec": pod}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": options.labels}, "spec": pod}
 
 
-def policy_manifest() -> dict[str, Any]:
-    """A policy under which no pod reaches anything and nothing reaches it; the cluster's network must enforce it."""
+def policy_manifests(options: PodOptions) -> list[dict[str, Any]]:
+    """The policies of all pods; the cluster's network must enforce them.
+
+    Under the first no pod reaches anything and nothing reaches it. With a gateway the second lets pods with its label
+    connect to that: what any policy allows is allowed.
+    """
+    manifests = [_policy(POLICY, LABELS, {"policyTypes": ["Ingress", "Egress"]})]
+    if options.gateway:
+        pods = GatewayPods.read(options.gateway)
+        peer: dict[str, Any] = {"podSelector": {"matchLabels": {pods.label: pods.value}}}
+        if options.gateway_namespace:
+            space = {"kubernetes.io/metadata.name": options.gateway_namespace}
+            peer["namespaceSelector"] = {"matchLabels": space}
+        ports = [{"protocol": "TCP", "port": pods.first, "endPort": pods.last}]
+        name = f"k2jax-sandbox-gateway-{options.labels[_REACHING]}"
+        rules = {"policyTypes": ["Egress"], "egress": [{"to": [peer], "ports": ports}]}
+        manifests.append(_policy(name, options.labels, rules))
+    return manifests
+
+
+def _policy(name: str, selected: dict[str, str], rules: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": POLICY, "labels": LABELS},
-        "spec": {"podSelector": {"matchLabels": LABELS}, "policyTypes": ["Ingress", "Egress"]},
+        "metadata": {"name": name, "labels": LABELS},
+        "spec": {"podSelector": {"matchLabels": selected}, **rules},
     }

@@ -86,7 +86,7 @@ class Capabilities(NamedTuple):
     """What a backend guarantees on this machine.
 
     Attributes:
-        network: ``none`` or ``host``.
+        network: ``none``, ``host``, or ``gateway``: some addresses of this project's own, see ``PodOptions.gateway``.
         memory: ``cgroup``, ``rlimit`` (of each process, Python only) or ``none``.
         processes: ``cgroup``, ``rlimit`` or ``none``.
         file_system: ``private`` (the host's is out of reach) or ``host``.

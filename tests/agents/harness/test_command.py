@@ -18,9 +18,9 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.environments.files import FILES
 from k2jax.agents.episode_key import EpisodeKey
+from k2jax.agents.gateway.listener import ListenAddress
 from k2jax.agents.harness.command import VARIABLES, CommandScaffold
 from k2jax.agents.harness.kept_program import run_program
-from k2jax.agents.harness.listener import ListenAddress
 from k2jax.agents.registry import scaffolds
 from k2jax.agents.scorer import Scorer
 from k2jax.agents.verifier_pool.pool import VerifierPool

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from k2jax.agents.gateway.listener import ListenAddress
 from k2jax.agents.harness.handed_back import RewardRange
-from k2jax.agents.harness.listener import ListenAddress
 from k2jax.errors import UserError
 
 NAMES = ["reward", "parts", "info", "x"]

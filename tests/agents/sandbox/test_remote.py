@@ -11,18 +11,21 @@ import pytest
 from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.e2b import E2BBackend, E2BOptions
-from k2jax.agents.sandbox.pod import FIRST_PROCESS, POLICY, PodOptions, pod_manifest, policy_manifest
+from k2jax.agents.sandbox.pod import FIRST_PROCESS, POLICY, PodOptions, pod_manifest, policy_manifests
 from k2jax.errors import UserError
 from tests.agents.sandbox.backends import REMOTE, backend, in_sandbox, open_sandbox, python, sandboxed
 
 every_backend = pytest.mark.parametrize("name", REMOTE)
 
 
-@pytest.mark.parametrize("options", [PodOptions(), PodOptions(user_namespaces=False, runtime_class="kata")])
+AT_GATEWAY = PodOptions(gateway="app.kubernetes.io/name=trainer:8900-8999", gateway_namespace="training")
+
+
+@pytest.mark.parametrize("options", [PodOptions(), PodOptions(user_namespaces=False, runtime_class="kata"), AT_GATEWAY])
 def test_manifests_are_valid_and_leave_a_pod_no_rights_no_token_and_no_network(options):
     spec = SandboxSpec(image="registry/image:1", limits=Limits(memory=5 << 20, disk=3 << 20))
     pod = pod_manifest("name", spec, options)
-    for manifest in (pod, policy_manifest()):
+    for manifest in (pod, *policy_manifests(options)):
         kubernetes_validate.validate(manifest, "1.33", strict=True)
     inside = pod["spec"]
     assert inside["automountServiceAccountToken"] is inside["enableServiceLinks"] is False
@@ -37,9 +40,34 @@ def test_manifests_are_valid_and_leave_a_pod_no_rights_no_token_and_no_network(o
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/work", "/tmp", "/dev/shm"}
     assert inside.get("runtimeClassName", "") == options.runtime_class
-    policy = policy_manifest()["spec"]
+    policy = policy_manifests(options)[0]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"] and not policy.keys() & {"ingress", "egress"}
     assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_a_gateway_is_the_one_thing_that_pods_reach_which_are_to_reach_it():
+    _, policy = policy_manifests(AT_GATEWAY)
+    rules = policy["spec"]
+    assert rules["policyTypes"] == ["Egress"]
+    assert rules["egress"] == [
+        {
+            "to": [
+                {
+                    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "trainer"}},
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "training"}},
+                }
+            ],
+            "ports": [{"protocol": "TCP", "port": 8900, "endPort": 8999}],
+        }
+    ]
+    selected = rules["podSelector"]["matchLabels"].items()
+    others = [PodOptions(), PodOptions(gateway="app=other:8900"), PodOptions(gateway=AT_GATEWAY.gateway)]
+    assert selected <= pod_manifest("name", SandboxSpec(), AT_GATEWAY)["metadata"]["labels"].items()
+    for options in others:
+        assert not selected <= pod_manifest("name", SandboxSpec(), options)["metadata"]["labels"].items()
+    for wrong in ("8900", "app=x", "app=x:0", "app=x:9000-8000", "app=x:70000", "a b=x:1"):
+        with pytest.raises(UserError, match="names no pods and ports"):
+            PodOptions(gateway=wrong)
 
 
 def test_the_first_process_of_a_pod_waits_and_leaves_no_zombies_and_survives_what_kills_all_others():

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import tempfile
 
 from aiohttp import WSMsgType, web
 
@@ -14,7 +16,7 @@ class FakeKubernetes(FakeServer):
     """Pods start after one look at them; each is a fake machine."""
 
     def __init__(self):
-        self.pods, self.policies = {}, {}
+        self.pods, self.policies, self.relays = {}, {}, {}
         super().__init__()
 
     def routes(self, application):
@@ -52,8 +54,35 @@ class FakeKubernetes(FakeServer):
             container, volume = pod["spec"]["containers"][0], pod["spec"]["volumes"][0]["emptyDir"]
             disk, memory = int(volume["sizeLimit"]), int(container["resources"]["limits"]["memory"])
             # A cluster limits no number of files and has its own limits of processes.
-            await self.add(name, Limits(memory=memory, disk=disk, processes=256, files=1 << 16))
+            relay = await self.relay(name, pod["metadata"]["labels"])
+            await self.add(name, Limits(memory=memory, disk=disk, processes=256, files=1 << 16), relay)
         return web.json_response(pod, status=201)
+
+    async def relay(self, name, labels):
+        """The port that policies let a machine reach, and a socket that leads there; see ``add``."""
+        rules = [rule for policy in self.policies.values() for rule in policy["spec"].get("egress", [])
+                 if policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()]  # fmt: skip
+        if not rules:
+            return ()
+        [[port]] = [rule["ports"] for rule in rules]
+        folder = tempfile.mkdtemp(prefix="k2jax-fake-", dir="/var/tmp")
+        os.chmod(folder, 0o755)
+
+        async def copy(source, target):
+            with contextlib.suppress(ConnectionError):
+                while data := await source.read(1 << 16):
+                    target.write(data)
+                    await target.drain()
+            target.close()
+
+        async def relayed(reader, writer):
+            inner, outer = await asyncio.open_connection("127.0.0.1", port["port"])
+            await asyncio.gather(copy(reader, outer), copy(inner, writer))
+
+        server = await asyncio.start_unix_server(relayed, f"{folder}/socket")
+        os.chmod(f"{folder}/socket", 0o666)
+        self.relays[name] = (folder, server)
+        return port["port"], f"{folder}/socket"
 
     def _described(self, name):
         pod, machine = self.pods[name], self.machines.get(name)
@@ -75,6 +104,10 @@ class FakeKubernetes(FakeServer):
         if self.pods.pop(request.match_info["name"], None) is None:
             return self.failure(404, "no such pod")
         await self.remove(request.match_info["name"])
+        if relay := self.relays.pop(request.match_info["name"], None):
+            relay[1].close()
+            os.unlink(f"{relay[0]}/socket")
+            os.rmdir(relay[0])
         return web.json_response({"kind": "Status", "status": "Success"})
 
     async def create_policy(self, request):

@@ -5,19 +5,21 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 from pathlib import Path
 import struct
 import threading
 
 from aiohttp import web
 
-from k2jax.agents.sandbox import Limits, SandboxSpec, cgroup
+from k2jax.agents.sandbox import Limits, SandboxSpec, cgroup, forward_program
 from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend
 from k2jax.agents.sandbox.interpreter import host_python
 from tests.agents.sandbox.fakes import machine_program
 
 PYTHON = host_python()
 PROGRAM = Path(machine_program.__file__).read_text()
+FORWARDER = Path(forward_program.__file__).read_text()
 HEAD = struct.Struct("!II")
 ROOM = 16
 """Processes beside those that commands may have: the machine's own."""
@@ -26,18 +28,22 @@ ROOM = 16
 class FakeMachine:
     """One machine; ``restarts`` counts how often it has started again because it ran out of memory."""
 
-    def __init__(self, backend, limits):
+    def __init__(self, backend, limits, relay=()):
         self._backend, self._limits = backend, limits
+        self._shown = (*PYTHON.read_only, *(os.path.dirname(path) for path in relay[1:]))
+        self._relay = [str(relay[0]), relay[1], FORWARDER] if relay else []
         self._numbers, self._runs = itertools.count(), {}
         self.restarts, self.running = 0, False
 
     async def open(self):
         limits = dataclasses.replace(self._limits, processes=self._limits.processes + ROOM)
-        self._sandbox = await self._backend.open(SandboxSpec(read_only=PYTHON.read_only, limits=limits))
+        self._sandbox = await self._backend.open(SandboxSpec(read_only=self._shown, limits=limits))
         await self._start()
 
     async def _start(self):
-        self._process = await self._sandbox.start([PYTHON.executable, "-I", "-S", "-c", PROGRAM], cwd="/", first=True)
+        self._process = await self._sandbox.start(
+            [PYTHON.executable, "-I", "-S", "-c", PROGRAM, *self._relay], cwd="/", first=True
+        )
         self._reader, self._writer = await asyncio.open_connection(sock=self._process.take(), limit=1 << 24)
         self._listening = asyncio.create_task(self._listen(self._reader))
         self.running = True
@@ -122,8 +128,9 @@ class FakeServer:
         ready.set()
         await asyncio.Event().wait()
 
-    async def add(self, name, limits: Limits):
-        machine = FakeMachine(self.backend, limits)
+    async def add(self, name, limits: Limits, relay=()):
+        """A machine, which reaches a port of this one by a socket: ``relay`` is the port and the socket's path."""
+        machine = FakeMachine(self.backend, limits, relay)
         await machine.open()
         self.machines[name] = machine
         return machine
