@@ -21,7 +21,7 @@ from k2jax.agents.gateway.agent_programs import linked_programs
 from k2jax.agents.gateway.agent_start import check_start, command_on_image
 from k2jax.agents.gateway.agents import HOME, BlackBoxAgent, read_agent, shown_folders
 from k2jax.agents.gateway.episode_client import EpisodeClient
-from k2jax.agents.gateway.routes import PORT, ClusterAddress, Route, own_socket
+from k2jax.agents.gateway.routes import PORT, ClusterAddress, GatewayRoute, own_socket
 from k2jax.agents.sandbox import Limits, SandboxSpec
 from k2jax.agents.sandbox.forward import forwarded
 from k2jax.agents.sandbox.interpreter import HOST_USR, host_python
@@ -166,13 +166,13 @@ class BlackBoxScaffold:
             result = await episode.watch(running)
             return result, await environment.collect()
 
-    def _values(self, task: Task, episode: AgentEpisode, route: Route, work: str) -> dict[str, str]:
+    def _values(self, task: Task, episode: AgentEpisode, route: GatewayRoute, work: str) -> dict[str, str]:
         """What stands for the placeholders."""
         agents = os.path.abspath(self._folder) if self._folder else ""
         places = {"home": HOME, "work": work, "agents": agents, "base": route.base} | episode.sizes()
         return {"task": instruction_text(task), "key": episode.access.key, "model": MODEL, **places}
 
-    def _needs(self, route: Route, programs: Sequence[MountedPath], *, on_image: bool) -> SandboxSpec:
+    def _needs(self, route: GatewayRoute, programs: Sequence[MountedPath], *, on_image: bool) -> SandboxSpec:
         limits = Limits(memory=self.agent.memory * MEBI, processes=512, disk=512 * MEBI, files=1 << 16, open_files=4096)
         if route.socket is None:
             return SandboxSpec(limits=limits)

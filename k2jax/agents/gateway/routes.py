@@ -24,7 +24,7 @@ _PORT = re.compile(r"\bPORT\b")
 _SOCKETS = "/var/tmp"  # folders of sockets; shown at the same place, which a sandbox's own /tmp would hide
 
 
-class Route(NamedTuple):
+class GatewayRoute(NamedTuple):
     """A way to a rollout.
 
     Attributes:
@@ -62,7 +62,7 @@ class ClusterAddress(NamedTuple):
         return cls(address, (url or f"http://{_reached_at(address)}:PORT").removesuffix("/"))
 
     @contextlib.asynccontextmanager
-    async def open(self, episode: AgentEpisode) -> AsyncIterator[Route]:
+    async def open(self, episode: AgentEpisode) -> AsyncIterator[GatewayRoute]:
         """Serves a rollout there until the end of the block.
 
         Raises:
@@ -70,7 +70,7 @@ class ClusterAddress(NamedTuple):
         """
         path = episode.access.path
         async with listening(self.listen, path, make_gateway_app(episode.gateway)) as port:
-            yield Route(_PORT.sub(str(port), self.url) + path)
+            yield GatewayRoute(_PORT.sub(str(port), self.url) + path)
 
     def check(self, capabilities: Capabilities) -> None:
         """Refuses sandboxes that reach no address.
@@ -86,13 +86,13 @@ class ClusterAddress(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def own_socket(episode: AgentEpisode) -> AsyncIterator[Route]:
+async def own_socket(episode: AgentEpisode) -> AsyncIterator[GatewayRoute]:
     """Serves a rollout on a socket that is alone in its folder, until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="k2jax-", dir=_SOCKETS) as folder:
         os.chmod(folder, 0o755)
         file = Path(folder) / "gateway"
         async with rollout_socket(make_gateway_app(episode.gateway), episode.access.path, file):
-            yield Route(f"http://127.0.0.1:{PORT}{episode.access.path}", file)
+            yield GatewayRoute(f"http://127.0.0.1:{PORT}{episode.access.path}", file)
 
 
 def _reached_at(address: ListenAddress) -> str:
