@@ -1,6 +1,4 @@
-"""A request in the clear: carried to its host on a connection of its own, and the answer back, both read and written
-again by h11.
-"""
+"""A request in the clear, on a connection of its own to its host, and the answer: h11 reads and writes both anew."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Callable
 
 import h11
 
-from k2jax.agents.egress.request import ProxyRequest, RefusedError, end_to_end
+from k2jax.agents.egress.request import MOST_LINES, ProxyRequest, RefusedError, end_to_end
 
 CHUNK = 1 << 16
 
@@ -21,7 +19,7 @@ class Origin:
     """A connection to a host.
 
     Args:
-        reader: of what it says.
+        reader: of what it says; its limit is that of an answer's headers.
         writer: to it.
         count: see ``Count``.
     """
@@ -35,6 +33,24 @@ class Origin:
         self._count(0, len(data))
         return data
 
+    async def head(self) -> bytes:
+        """An answer up to the end of its headers.
+
+        Raises:
+            RefusedError: there is none, or it is too long.
+        """
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            ended = "the answer cannot be read" if error.partial else "the host has given no answer"
+            raise RefusedError(502, ended) from None
+        except asyncio.LimitOverrunError:
+            raise RefusedError(502, "the answer has headers that are too long") from None
+        self._count(0, len(head))
+        if head.count(b"\n") > MOST_LINES:
+            raise RefusedError(502, f"the answer has more than {MOST_LINES} headers")
+        return head
+
     async def write(self, data: bytes) -> None:
         """Sends bytes, when there is room for them."""
         self._count(len(data), 0)
@@ -47,7 +63,7 @@ class Origin:
 
 
 async def carry_out(
-    request: ProxyRequest, origin: Origin, writer: asyncio.StreamWriter, answered: Callable[[int], None], most: int
+    request: ProxyRequest, origin: Origin, writer: asyncio.StreamWriter, answered: Callable[[int], None]
 ) -> None:
     """Asks a host, and passes its answer on; redirects too, which the client may follow.
 
@@ -56,29 +72,32 @@ async def carry_out(
         origin: its host.
         writer: to the client.
         answered: called with the answer's status, before its first byte is passed on.
-        most: bytes of the answer's headers.
 
     Raises:
         RefusedError: the host's answer cannot be read, or is too long.
         OSError: one of the connections broke.
     """
     headers = [(b"host", request.authority.encode()), *request.headers, (b"connection", b"close")]
-    client = h11.Connection(h11.CLIENT, max_incomplete_event_size=most)
+    client = h11.Connection(h11.CLIENT)
     asked = client.send(h11.Request(method=request.method, target=request.path, headers=headers))
     await origin.write((asked or b"") + (client.send(h11.EndOfMessage()) or b""))
-    event: object = None
-    while not isinstance(event, h11.EndOfMessage):
-        try:
+    try:
+        event: object = None
+        while not isinstance(event, h11.Response):  # before it come any number that only inform
+            client.receive_data(await origin.head())
             event = client.next_event()
+        while True:
             if event is h11.NEED_DATA:
                 client.receive_data(await origin.read())
-            elif isinstance(event, h11.Response | h11.Data | h11.EndOfMessage):
+            else:
                 writer.write(_passed_on(event, request.connection, answered))
                 await writer.drain()
-            elif not isinstance(event, h11.InformationalResponse):
-                raise RefusedError(502, f"{request.authority} has given no answer")
-        except h11.ProtocolError as error:
-            raise RefusedError(502, f"the answer of {request.authority} cannot be read: {error}") from None
+                await asyncio.sleep(0)  # a host may send one byte a chunk, and others use this event loop
+            if isinstance(event, h11.EndOfMessage):
+                return
+            event = client.next_event()
+    except h11.ProtocolError as error:
+        raise RefusedError(502, f"the answer cannot be read: {error}") from None
 
 
 def _passed_on(event: h11.Event, connection: h11.Connection, answered: Callable[[int], None]) -> bytes:

@@ -78,7 +78,10 @@ class EgressProxy:
 
     @classmethod
     async def open(
-        cls, allowed: AllowList, hosts: Sequence[str], limits: EgressLimits = EgressLimits()  # noqa: B008
+        cls,
+        allowed: AllowList,
+        hosts: Sequence[str],
+        limits: EgressLimits = EgressLimits(),  # noqa: B008
     ) -> EgressProxy:
         """Begins to serve.
 
@@ -188,9 +191,7 @@ class EgressProxy:
             stack.callback(streams[1].close)
             origin = Origin(*streams, count)
             if not request.destination.is_tunnel:
-                await carry_out(
-                    request, origin, writer, functools.partial(setattr, entry, "status"), self._limits.header_bytes
-                )
+                await carry_out(request, origin, writer, functools.partial(setattr, entry, "status"))
                 return
             entry.status = 200
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -213,7 +214,7 @@ class EgressProxy:
         for address in addresses:
             try:
                 async with asyncio.timeout(self._limits.connect_seconds):
-                    return await asyncio.open_connection(address, port)
+                    return await asyncio.open_connection(address, port, limit=self._limits.header_bytes)
             except OSError as error:
                 failure = error
         raise RefusedError(502, f"{host} does not answer: {failure.strerror or type(failure).__name__}")

@@ -19,7 +19,7 @@ METHODS = ("GET", "HEAD")
 """That pass in the clear."""
 _WRONG_LINES = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|\0")
 """Ends of lines that are no CRLF, and lines that go on in the next one."""
-_FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding|host)[ \t]*:", re.IGNORECASE)
+_FRAMING = re.compile(rb"\r\n(content-length|transfer-encoding|host)[ \t]*:([^\r]*)", re.IGNORECASE)
 _TARGET = re.compile(r"http://([^/?#@\\]*)((?:/[^#\\]*)?)")
 _HIDDEN_LINES = re.compile(r"%0[0ad]", re.IGNORECASE)
 _OF_CONNECTION = (
@@ -27,7 +27,8 @@ _OF_CONNECTION = (
     b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 )  # fmt: skip
 """Headers that are of one connection alone."""
-_MOST_HEADERS = 100
+MOST_LINES = 128
+"""Of the head of a message."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -79,10 +80,13 @@ def read_request(head: bytes) -> ProxyRequest:
     Raises:
         RefusedError: it is no request that a proxy carries out here.
     """
+    if head.count(b"\n") > MOST_LINES:
+        raise RefusedError(431, f"the request has more than {MOST_LINES} headers")
     if _WRONG_LINES.search(head):
         raise RefusedError(400, "a line of the request does not end as it should")
-    names = [match[1].lower() for match in _FRAMING.finditer(head)]
-    if len(set(names)) < len(names) or b"transfer-encoding" in names:
+    found = [(match[1].lower(), match[2].strip(b" \t")) for match in _FRAMING.finditer(head)]
+    framing = dict(found)
+    if len(framing) < len(found) or b"transfer-encoding" in framing or framing.get(b"content-length", b"0") != b"0":
         raise RefusedError(400, "the request says more than once how long it is or where it goes, or has a body")
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
     try:
@@ -91,15 +95,13 @@ def read_request(head: bytes) -> ProxyRequest:
         ending = connection.next_event()
     except h11.RemoteProtocolError as error:
         raise RefusedError(400, f"the request cannot be read: {error}") from None
-    if not isinstance(event, h11.Request):
+    if not isinstance(event, h11.Request) or event.http_version not in (b"1.0", b"1.1"):
         raise RefusedError(400, "the request cannot be read")
     method, target = event.method.decode(), event.target.decode()
     if method not in (*METHODS, "CONNECT"):
         raise RefusedError(405, f"{method[:20]} is not carried out: in the clear {' and '.join(METHODS)} are alone")
     if not isinstance(ending, h11.EndOfMessage):
-        raise RefusedError(400, "the request has a body")
-    if len(event.headers) > _MOST_HEADERS:
-        raise RefusedError(431, f"the request has more than {_MOST_HEADERS} headers")
+        raise RefusedError(400, "the request does not end")
     destination, path = _tunnel(target) if method == "CONNECT" else _absolute(target)
     hosts = [value.decode("latin-1") for name, value in event.headers if name == b"host"]
     if any(_place(host, 443 if method == "CONNECT" else 80) != destination[:2] for host in hosts):
