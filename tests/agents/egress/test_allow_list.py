@@ -15,7 +15,7 @@ NO_HOSTS = """ UPPER.example example.org. .example.org example..org -a.example a
  [::1%lo] [::1]x ::1 [0:0::1] [::ffff:127.0.0.1%25eth0] [1.2.3.4] [] [::G] [FE80::1] 127.0.0.1%00"""
 
 
-@pytest.mark.parametrize("text", NO_HOSTS.split(" ") + ["a" * 64, "a." * 127 + "aa", "example.org\n", "\0", "a b"])
+@pytest.mark.parametrize("text", [*NO_HOSTS.split(" "), "a" * 64, "a." * 127 + "aa", "example.org\n", "\0", "a b"])
 def test_another_form_of_a_host_is_none(text):
     with pytest.raises(UserError, match="is no host"):
         parse_place(text.strip(" "))

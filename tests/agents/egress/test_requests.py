@@ -108,6 +108,10 @@ def test_headers_of_a_connection_end_with_it():
     assert end_to_end(sent) == [(b"accept", b"*/*")]
 
 
+PIECES = [b"\r\n", b"\n", b" ", b"\t", b":", b"\0", b"@", b"#", b"\\", b"%0a", b"http://", b"", b"A", b"."]
+PIECES += [b"\r\nContent-Length: 3", b"\r\nHost: b.example"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_is_read_another_reader_reads_alike(data):
@@ -115,8 +119,7 @@ def test_whatever_is_read_another_reader_reads_alike(data):
     head = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(head) - 5))
-        new = data.draw(st.sampled_from([b"\r\n", b"\n", b" ", b"\t", b":", b"\0", b"@", b"#", b"\\", b"%0a", b"http://",
-                                         b"\r\nContent-Length: 3", b"\r\nHost: b.example", b"", b"A", b"."]))  # fmt: skip
+        new = data.draw(st.sampled_from(PIECES))
         head[place : place + data.draw(st.integers(0, 2))] = new
     head = bytes(head).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     try:
@@ -129,7 +132,7 @@ def test_whatever_is_read_another_reader_reads_alike(data):
     authority = words[1][7:].partition(b"/")[0].decode()
     assert authority in (read.authority, f"{read.destination.host}:{read.destination.port}")
     hosts = [line.partition(b":")[2].strip() for line in lines if line.lower().startswith(b"host:")]
-    assert hosts == [] or {host.decode() for host in hosts} <= {read.authority, authority} and len(hosts) == 1
+    assert hosts == [] or (len(hosts) == 1 and hosts[0].decode() in (read.authority, authority))
     assert not any(line.lower().startswith((b"content-length: 3", b"transfer")) for line in lines)
 
 
@@ -168,9 +171,9 @@ async def test_an_answer_is_passed_on_as_one_answer_or_not_at_all(answer, seen):
 
 
 async def test_an_answer_that_is_cut_off_ends_so():
-    async with OriginHost(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello").at() as origin:
-        async with proxied([f"127.0.0.1:{origin.port}"]) as proxy:
-            got = await ask(proxy, f"http://127.0.0.1:{origin.port}/")
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"
+    async with OriginHost(answer).at() as origin, proxied([f"127.0.0.1:{origin.port}"]) as proxy:
+        got = await ask(proxy, f"http://127.0.0.1:{origin.port}/")
     assert b"\r\ncontent-length: 9\r\n" in got.lower() and got.endswith(b"\r\n\r\nhello")
     assert "cannot be read" in logged(proxy)["requests"][0]["reason"]
 

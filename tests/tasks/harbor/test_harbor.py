@@ -79,7 +79,11 @@ def test_what_a_folder_says(tmp_path):
     assert read_task(built).image == "tests/hello"
     (tmp_path / "one").mkdir()
     [chosen] = load_tasks("harbor", (f"path={FOLDERS['root'](tmp_path / 'one/root')}", "memory=128"), "all")
-    assert (chosen.limits.memory, chosen.limits.disk) == (128, 256)
+    assert (chosen.limits.memory, chosen.limits.disk) == (128, 256) and "hosts" not in chosen.metadata
+    toml = '[environment]\nallow_internet = true\nnetwork_mode = "%s"\nallowed_hosts = ["a.example", "b.example:81"]\n'
+    for mode, hosts in (("allowlist", ["a.example", "b.example:81"]), ("no-network", None), ("public", None)):
+        [chosen] = load_tasks("harbor", (f"path={hello(tmp_path / mode, toml % mode)}",), "all")
+        assert chosen.metadata.get("hosts") == hosts
 
 
 HEAD = 'schema_version = "1.4"\n'
@@ -90,7 +94,8 @@ HEAD = 'schema_version = "1.4"\n'
     [
         ("[environment]\ngpus = 1", "it asks for GPUs"),
         ('[environment]\nos = "windows"', "another system"),
-        ('[environment]\nnetwork_mode = "allowlist"', "a list of hosts"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["*.example"]', "'\\*.example' is no host"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = 3', "allowed_hosts: hosts of a task is 3"),
         ('[[environment.mcp_servers]]\nname = "x"', "MCP servers"),
         ('[environment.healthcheck]\ncommand = "x"', "a health check"),
         ('[verifier]\nenvironment_mode = "separate"', "a verifier in a container of its own"),
