@@ -29,7 +29,7 @@ def test_hosts_are_read_with_their_ports():
     assert parse_place("[2001:db8::1]:80") == ("2001:db8::1", 80) and parse_place("[::1]") == ("::1", None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**128 - 1))
 def test_of_every_address_the_usual_form_alone_is_a_host(four, six):
     address = ipaddress.IPv4Address(four)

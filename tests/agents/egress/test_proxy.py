@@ -216,7 +216,7 @@ async def test_hostile_hosts_do_not_hold_the_event_loop():
 
     async def tiny(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")
         await writer.drain()
 
     longest = last = 0.0
@@ -235,4 +235,4 @@ async def test_hostile_hosts_do_not_hold_the_event_loop():
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
-    assert answer.count(b"x\r\n") == 5000 and longest < 0.1
+    assert answer.count(b"x\r\n") == 2000 and longest < 0.1

@@ -112,7 +112,7 @@ PIECES = [b"\r\n", b"\n", b" ", b"\t", b":", b"\0", b"@", b"#", b"\\", b"%0a", b
 PIECES += [b"\r\nContent-Length: 3", b"\r\nHost: b.example"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_whatever_is_read_another_reader_reads_alike(data):
     """Bytes of a good request are changed; h11 reads what was taken as one request without a body, to its end."""
