@@ -130,6 +130,8 @@ class EgressProxy:
                 entry.reason = "too many connections at a time"
             else:
                 await self._serve(reader, writer, entry)
+        except asyncio.CancelledError:  # by ``close``; nobody waits for this task who would have to know
+            entry.reason = entry.reason or "the sandbox was closed"
         finally:
             EgressProxy._open -= 1
             self._tasks.discard(task)
@@ -155,9 +157,6 @@ class EgressProxy:
         except OSError as error:
             entry.reason = f"the connection broke: {error.strerror or error}"
             await self._refuse(RefusedError(502, entry.reason), reader, writer, entry)
-        except asyncio.CancelledError:
-            entry.reason = "the sandbox was closed"
-            raise
 
     async def _request(self, reader: asyncio.StreamReader, entry: EgressEntry) -> ProxyRequest | None:
         """Reads a request; None where there is none."""

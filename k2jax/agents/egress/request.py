@@ -86,7 +86,7 @@ def read_request(head: bytes) -> ProxyRequest:
         raise RefusedError(400, "a line of the request does not end as it should")
     found = [(match[1].lower(), match[2].strip(b" \t")) for match in _FRAMING.finditer(head)]
     framing = dict(found)
-    if len(framing) < len(found) or b"transfer-encoding" in framing or framing.get(b"content-length", b"0") != b"0":
+    if len(framing) < len(found) or framing.get(b"content-length", b"0") != b"0":
         raise RefusedError(400, "the request says more than once how long it is or where it goes, or has a body")
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head) + 1)
     try:
@@ -101,7 +101,7 @@ def read_request(head: bytes) -> ProxyRequest:
     if method not in (*METHODS, "CONNECT"):
         raise RefusedError(405, f"{method[:20]} is not carried out: in the clear {' and '.join(METHODS)} are alone")
     if not isinstance(ending, h11.EndOfMessage):
-        raise RefusedError(400, "the request does not end")
+        raise RefusedError(400, "the request has a body")
     destination, path = _tunnel(target) if method == "CONNECT" else _absolute(target)
     hosts = [value.decode("latin-1") for name, value in event.headers if name == b"host"]
     if any(_place(host, 443 if method == "CONNECT" else 80) != destination[:2] for host in hosts):

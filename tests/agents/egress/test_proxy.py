@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import time
 
 import pytest
 
@@ -205,6 +204,7 @@ def test_a_log_is_bounded_and_goes_on_where_an_episode_begins_anew():
         for number in range(count):
             log.add(EgressEntry(at=number, method="GET", path="/" + "x" * 1000, reason="y" * 1000))
         log.add_to(metadata)
+        assert len(log._entries) <= MOST_ENTRIES
     kept = metadata[EGRESS]
     assert (len(kept["requests"]), kept["dropped"], kept["sandboxes"]) == (MOST_ENTRIES, 7, 2)
     assert [entry["sandbox"] for entry in kept["requests"][:4]] == [0, 0, 1, 1] and kept["hosts"] == ["a.example"]
@@ -219,15 +219,13 @@ async def test_hostile_hosts_do_not_hold_the_event_loop():
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n")
         await writer.drain()
 
-    longest = last = 0.0
+    turns = 0
 
     async def watch():
-        nonlocal longest, last
-        clock = time.thread_time  # of this thread's own computing, however busy the machine is
-        last = clock()
+        nonlocal turns
         while True:
             await asyncio.sleep(0)
-            longest, last = max(longest, clock() - last), clock()
+            turns += 1
 
     async with OriginHost(tiny).at() as there, proxied([f"127.0.0.1:{there.port}"]) as proxy:
         watching = asyncio.create_task(watch())
@@ -235,4 +233,4 @@ async def test_hostile_hosts_do_not_hold_the_event_loop():
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
-    assert answer.count(b"x\r\n") == 2000 and longest < 0.1
+    assert answer.count(b"x\r\n") == 2000 and turns > 2000
