@@ -10,6 +10,48 @@ from k2jax.agents.egress.proxy import EgressLimits, EgressProxy
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
+REACH = """
+import socket, sys
+port, reached = int(sys.argv[1]), []
+def tell(where, answer):
+    if b'hello' in answer: reached.append(where)
+for address in ('127.0.0.1', '127.0.0.2', '0.0.0.0', sys.argv[2]):
+    try:
+        with socket.create_connection((address, port), 2) as s:
+            s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); tell(address, s.recv(999))
+    except OSError: pass
+hosts = ['127.0.0.1', 'localhost', '0.0.0.0', '[::1]', '[::]', '[::ffff:127.0.0.1]', '127.1', '2130706433', '0x7f.1',
+         '127.0.0.3', 'loop.example', 'a.example@127.0.0.1', 'localhost.', sys.argv[2]]
+for host in hosts:
+    for ask in ('GET http://%s:%d/ HTTP/1.1', 'CONNECT %s:%d HTTP/1.1', 'GET / HTTP/1.1'):
+        line = ask % (host, port) if '%' in ask else ask
+        with socket.create_connection(('127.0.0.1', 3128), 5) as s:
+            s.sendall((line + '\\r\\nHost: %s:%d\\r\\n\\r\\n' % (host, port)).encode()); s.shutdown(socket.SHUT_WR)
+            tell(line, b''.join(iter(lambda: s.recv(65536), b'')))
+print(reached)
+"""
+"""A program in a sandbox that looks for a service of the host at a port, directly and by the proxy."""
+FLOOD = r"""
+import socket, threading, time
+HEADS = [b'GET http://192.0.2.1/' + b'x' * 31000 + b' HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n', b'\r\n\r\n' * 8000,
+         b'GET http://192.0.2.9/ HTTP/1.1\r\nHost: 192.0.2.9\r\n' + b'a:\r\n' * 7000 + b'\r\n', b'', b'\0' * 60000,
+         b'CONNECT localhost:80 HTTP/1.1\r\nHost: localhost:80\r\n\r\n' + b'\x16\x03\x01\xff\xff' * 9000]
+def ask(number):
+    held = []
+    while time.monotonic() < end:
+        try:
+            s = socket.create_connection(('127.0.0.1', 3128), 5); s.sendall(HEADS[number % len(HEADS)])
+            if number % 3: s.recv(1)
+            else: held = [*held, s][-20:]
+        except OSError: pass
+        number += 1
+end = time.monotonic() + 5
+threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+"""
+"""A program that asks the proxy for as much as it can, in wrong ways, and holds connections."""
+
 
 class OriginHost:
     """A host that answers every request in one way.

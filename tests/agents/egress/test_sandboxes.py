@@ -17,7 +17,7 @@ from k2jax.agents.sandbox.backends import make_backend
 from k2jax.agents.sandbox.remote import check_remote_spec
 from k2jax.agents.scaffolds.scripted import called_all, play, play_actions
 from k2jax.errors import UserError
-from tests.agents.egress.origins import HELLO, named
+from tests.agents.egress.origins import HELLO, REACH, named
 from tests.agents.sandbox.backends import PYTHON, SPEC, python
 from tests.agents.sandbox.made_images import IMAGE, host_image
 from tests.agents.tool_episodes import task
@@ -80,28 +80,6 @@ async def test_programs_in_a_sandbox_reach_listed_hosts_alone(name, there, monke
     assert said is None or (said.stdout.startswith(b"HTTP/1.1 200 OK") and said.stdout.endswith(b"hello"))
     hosts = [entry.host for entry in sandbox.egress._entries if entry.status == 200]
     assert hosts[:2] == ["a.example", "127.0.0.2"] and len(hosts) == 2 + (said is not None)
-
-
-REACH = """
-import socket, sys
-port, reached = int(sys.argv[1]), []
-def tell(where, answer):
-    if b'hello' in answer: reached.append(where)
-for address in ('127.0.0.1', '127.0.0.2', '0.0.0.0', sys.argv[2]):
-    try:
-        with socket.create_connection((address, port), 2) as s:
-            s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); tell(address, s.recv(999))
-    except OSError: pass
-hosts = ['127.0.0.1', 'localhost', '0.0.0.0', '[::1]', '[::]', '[::ffff:127.0.0.1]', '127.1', '2130706433', '0x7f.1',
-         '127.0.0.3', 'loop.example', 'a.example@127.0.0.1', 'localhost.', sys.argv[2]]
-for host in hosts:
-    for ask in ('GET http://%s:%d/ HTTP/1.1', 'CONNECT %s:%d HTTP/1.1', 'GET / HTTP/1.1'):
-        line = ask % (host, port) if '%' in ask else ask
-        with socket.create_connection(('127.0.0.1', 3128), 5) as s:
-            s.sendall((line + '\\r\\nHost: %s:%d\\r\\n\\r\\n' % (host, port)).encode()); s.shutdown(socket.SHUT_WR)
-            tell(line, b''.join(iter(lambda: s.recv(65536), b'')))
-print(reached)
-"""
 
 
 async def test_a_sandbox_with_a_proxy_does_not_reach_services_of_this_machine(there, monkeypatch):
