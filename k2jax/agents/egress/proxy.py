@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import functools
 from http import HTTPStatus
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import resource
 import tempfile
 import time
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from k2jax.agents.egress import resolver
 from k2jax.agents.egress.allow_list import AllowList, Destination
@@ -30,7 +31,8 @@ _LINGERING = 1.0
 _MOST_LINGERING = 1 << 20
 
 
-class EgressLimits(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EgressLimits:
     """What one sandbox may ask of other machines.
 
     Attributes:
@@ -81,7 +83,7 @@ class EgressProxy:
         cls,
         allowed: AllowList,
         hosts: Sequence[str],
-        limits: EgressLimits = EgressLimits(),  # noqa: B008
+        limits: EgressLimits = EgressLimits(),
     ) -> EgressProxy:
         """Begins to serve.
 

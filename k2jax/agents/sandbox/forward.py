@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from importlib import import_module
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -75,9 +77,8 @@ class Egress:
         allowed.chosen(hosts)
         if importlib.util.find_spec("h11") is None:
             raise UserError('h11 is not installed, with which sandboxes reach hosts: pip install "k2jax[egress]"')
-        from k2jax.agents.egress.proxy import EgressProxy
-
-        return cls(await EgressProxy.open(allowed, hosts), on_image=on_image)
+        module = await asyncio.to_thread(import_module, "k2jax.agents.egress.proxy")
+        return cls(await module.EgressProxy.open(allowed, hosts), on_image=on_image)
 
     @property
     def log(self) -> EgressLog:

@@ -83,6 +83,7 @@ class SandboxSpec:
     read_only: HostPaths = ()
     limits: Limits = Limits()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    _: dataclasses.KW_ONLY
     user: str = ""
     workdir: str = ""
     hosts: tuple[str, ...] = ()
