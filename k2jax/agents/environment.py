@@ -54,14 +54,15 @@ class Services(NamedTuple):
             refuses all. None is the folder that each task names, which only tasks of a data set may choose that was
             loaded here: whoever writes a task could name any repository of this machine.
         spawn: runs sub-episodes, see ``Rollout.spawn``; None where nobody does.
-        client_of: the client of a role, with which an environment simulates a user for instance; None where there is
-            none. What it says is an observation, and is not trained on.
+        client_of: the client of a role, such as a simulated user; what it says is an observation. None is no role.
+        metadata: of the episode's trajectory, which keep what its sandboxes have asked of other machines.
     """
 
     backend: Callable[[], SandboxBackend] | None = None
     repositories: str | None = ""
     spawn: Callable[..., Awaitable[Trajectory]] | None = None
     client_of: Callable[[str], RoleClient] | None = None
+    metadata: dict[str, Any] | None = None
 
 
 NO_SERVICES = Services()
@@ -74,9 +75,8 @@ class Environment:
 
     Attributes:
         tools: declarations in OpenAI's format, with which the conversation begins; complete when ``reset`` returns.
-        folder: where a program that works in the environment's sandbox finds the task's files; empty where there are
-            none, and a black-box agent has nothing to work on.
-        services: what the run lends it; the episode fills in ``spawn`` before ``reset``.
+        folder: of the task's files, for a program in the sandbox; empty where a black box has nothing to work on.
+        services: what the run lends it; the episode fills in ``spawn`` and ``metadata`` before ``reset``.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -116,23 +116,20 @@ class Environment:
         A black-box scaffold calls it in the place of ``reset`` and ``step``; an earlier sandbox is closed.
 
         Args:
-            task: the task.
+            task: what is asked.
             needs: what the agent needs of the sandbox beside what the environment itself does.
 
         Raises:
             InfrastructureError: it cannot be opened or filled.
             UserError: the environment has no folder.
         """
-        raise UserError(
-            f"the environment {task.environment!r} of the task {task.id!r} has no folder in which an agent could work; "
-            "'files' and 'repository' have"
-        )
+        where = f"the environment {task.environment!r} of the task {task.id!r}"
+        raise UserError(f"{where} has no folder in which an agent could work; 'files' and 'repository' have")
 
     async def collect(self) -> Mapping[str, Any]:
         """What the verifier needs of the agent's work, as JSON values, before the sandbox is closed.
 
-        A scaffold calls it where no ``step`` has ended the episode: for a black-box agent, and where a budget was used
-        up.
+        A scaffold calls it where no ``step`` has ended the episode: for a black box, and where a budget was used up.
 
         Raises:
             InfrastructureError: it cannot be read.
@@ -147,10 +144,13 @@ class EnvironmentMaker:
         sandbox: name of the backend.
         images: what tasks may choose their images from; see ``make_backend``.
         repositories: see ``Services``.
+        hosts: what tasks may choose the hosts from that their sandboxes reach; see ``make_backend``.
     """
 
-    def __init__(self, sandbox: str = "bubblewrap", *, images: str = "", repositories: str | None = ""):
-        backend = functools.cache(lambda: make_backend(sandbox, images=images))
+    def __init__(
+        self, sandbox: str = "bubblewrap", *, images: str = "", repositories: str | None = "", hosts: Sequence[str] = ()
+    ):
+        backend = functools.cache(lambda: make_backend(sandbox, images=images, hosts=hosts))
         self._services = Services(backend, repositories)
 
     def make(self, task: Task) -> Environment:

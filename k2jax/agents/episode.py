@@ -338,9 +338,9 @@ async def run_episode(
     """
     scaffold = scaffolds.make(task.scaffold)
     rollout = Rollout(task, client, chat, tokenizer, key, spawner=spawner, media=media)
-    environment.services = environment.services._replace(spawn=rollout.spawn)
     if trajectory is not None:
         rollout.resume(trajectory)
+    environment.services = environment.services._replace(spawn=rollout.spawn, metadata=rollout.trajectory.metadata)
     if token_cap:
         rollout.pause_after(token_cap)
     rollout.trajectory.metadata.setdefault("seed", environment_seed(seed, key))

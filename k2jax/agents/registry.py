@@ -20,8 +20,7 @@ from typing import Any
 from k2jax.agents.options import parse_options, split_options
 from k2jax.errors import UserError, abbreviate, nearest
 
-CATALOGS = "k2jax.catalogs"
-"""Group of the entry points of catalogs."""
+CATALOGS = "k2jax.catalogs"  # a group of entry points
 
 
 class Registry:

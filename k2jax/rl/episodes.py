@@ -68,7 +68,8 @@ class Episodes:
     ):
         self.config, self.client, self.scorer, self._media = config, client, scorer, media
         self.roles = Roles({POLICY: RoleClient(client, chat, tokenizer), **(roles or {})})
-        self._environments = EnvironmentMaker(config.rl.rollout.sandbox, images=config.rl.images, repositories=None)
+        rl = config.rl
+        self._environments = EnvironmentMaker(rl.rollout.sandbox, images=rl.images, repositories=None, hosts=rl.hosts)
 
     async def run(
         self,

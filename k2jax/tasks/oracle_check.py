@@ -70,6 +70,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("count", 0, "Play the first so many tasks; 0 plays all.", **to, lower_bound=0)
     flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
     flags.DEFINE_string("images", "", "What tasks may choose their images from: a folder; empty refuses all.", **to)
+    flags.DEFINE_list(
+        "hosts", [], "Hosts that sandboxes of tasks may reach that ask for them: HOST, https://HOST, HOST:PORT.", **to
+    )
 
 
 def main(values: flags.FlagValues, dataset: str) -> int:
@@ -82,7 +85,7 @@ def main(values: flags.FlagValues, dataset: str) -> int:
         policies.insert(0, ("oracle", oracles.get(dataset), 1.0))
     tasks = load_tasks(dataset, options, split)[: values.count or None]
     cores, begun, wrong = os.cpu_count() or 1, time.perf_counter(), False
-    maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=None)
+    maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=None, hosts=values.hosts)
     with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
         scorer = Scorer(pool, backend=make_backend(values.sandbox, images=values.images))
         if len(policies) == 1:

@@ -16,9 +16,10 @@ from tests.refusal import refused
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = frozenset({
-    "allowed_hosts", "cluster", "endpoint", "env", "environments", "filters", "format", "host", "image", "image_hosts",
-    "kinds", "limits", "mode", "model", "model_name", "name", "only", "options", "project", "prompt", "ray",
-    "reservation", "sandbox", "service_account", "topologies", "tools", "topology", "tpu", "url", "video", "zone",
+    "allowed_hosts", "cluster", "endpoint", "env", "environments", "filters", "format", "host", "hosts", "image",
+    "image_hosts", "kinds", "limits", "mode", "model", "model_name", "name", "only", "options", "project", "prompt",
+    "ray", "reservation", "sandbox", "service_account", "topologies", "tools", "topology", "tpu", "url", "video",
+    "zone",
 })  # fmt: skip
 """Flags that name no file or folder of this machine, or, as ``image``, may be URLs."""
 

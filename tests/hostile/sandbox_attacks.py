@@ -1,4 +1,4 @@
-"""Rows 33, 34, 42 and 43: images of the host, files that hold up their reader, and programs that want more."""
+"""Rows 33, 34, 42 and 43: images and services of the host, files that hold up a reader, programs that want more."""
 
 import asyncio
 import dataclasses
@@ -16,6 +16,7 @@ from k2jax.agents.sandbox.images import image_folder
 from k2jax.agents.sandbox.types import SandboxError
 from k2jax.agents.scaffolds.scripted import called
 from k2jax.errors import UserError
+from tests.agents.egress.origins import FLOOD, HELLO, REACH
 from tests.agents.gateway.repository import task
 from tests.agents.sandbox.backends import PYTHON, SPEC, new_backend, python, survivors
 from tests.agents.sandbox.hostile_programs import MEMORY, PROGRAMS
@@ -63,6 +64,32 @@ async def _images(place: Place) -> Outcome:
             if backend is made:
                 made.close()
     return Outcome()
+
+
+def _proxy(program: str):
+    """A program in a sandbox that may reach two other hosts, beside a service of this machine."""
+
+    async def run(place: Place) -> Outcome:
+        reached: list[str] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            reached.append("reached")
+            writer.write(HELLO)
+            writer.close()
+
+        server = await asyncio.start_server(answer, "0.0.0.0")
+        port = server.sockets[0].getsockname()[1]
+        asked = tuple(f"{host}:{port}" for host in ("localhost", "192.0.2.1"))
+        made = new_backend(place.name, hosts=(*asked, f"https://localhost:{port}"))
+        try:
+            async with server, await made.open(dataclasses.replace(SPEC, hosts=asked)) as sandbox:
+                result = await sandbox.exec(python(program, str(port), "127.0.0.2"), timeout=60.0)
+        finally:
+            made.close()
+        said = f"{result.stdout[-100:]!r} {result.stderr[-100:]!r} {reached}"
+        return expect(result.code == 0 and result.stdout in (b"", b"[]\n") and not reached, said)
+
+    return run
 
 
 async def _leases(place: Place) -> Outcome:
@@ -142,6 +169,8 @@ def _row(name: str) -> int:
 _GROUPS = {f"memory: {name}": program for name, program in MEMORY.items()}
 ATTACKS = [
     Attack(33, "images of the host", "every name is refused in one line", _images, in_sandbox=True),
+    Attack(33, "a service of the host, by the proxy of a sandbox", "it is not reached", _proxy(REACH), in_sandbox=True),
+    Attack(43, "a flood of requests to the proxy of a sandbox", CONTAINED, _proxy(FLOOD), in_sandbox=True),
     Attack(34, "leases on files", "a file is refused at once, or read", _leases, in_sandbox=True),
     *(Attack(34, f"an episode that leaves {name}", LEFT, _left(code), in_sandbox=True) for name, code in TREES.items()),
     *(

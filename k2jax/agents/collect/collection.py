@@ -167,6 +167,7 @@ class Collection:
             "token_cap": rl.rollout.token_cap,
             "sandbox": rl.rollout.sandbox,
             "images": rl.images,
+            "hosts": rl.hosts,
             "scoring": dataclasses.asdict(rl.scoring),
             "media": media,
         }

@@ -130,6 +130,7 @@ class EpisodeRunner:
         token_cap: see ``JudgedEpisodes``.
         sandbox: backend of tools and verifiers.
         images: what tasks may choose their images from; see ``make_backend``.
+        hosts: what tasks may choose the hosts from that their sandboxes reach; see ``make_backend``.
         scoring: see ``ScoringConfig``, of which ``sandbox`` is the backend of verifiers that run code; None judges
             nothing.
         judge: of verifiers that ask a model: ``url``, ``model`` and the options of ``ChatEndpoint``; None is no model.
@@ -153,6 +154,7 @@ class EpisodeRunner:
         token_cap: int = 0,
         sandbox: str = "bubblewrap",
         images: str = "",
+        hosts: Sequence[str] = (),
         scoring: Mapping[str, Any] | None = None,
         judge: Mapping[str, Any] | None = None,
         media: Mapping[str, Any] | None = None,
@@ -170,7 +172,7 @@ class EpisodeRunner:
         self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
         reader = None if media is None else made_by(**media)
         self._options = {"seed": seed, "token_cap": token_cap, "media": reader, "masks_long": masks_long}
-        self._environments = EnvironmentMaker(sandbox, images=images, repositories=None)
+        self._environments = EnvironmentMaker(sandbox, images=images, repositories=None, hosts=hosts)
 
     async def __aenter__(self) -> EpisodeRunner:
         self._opened = contextlib.AsyncExitStack()

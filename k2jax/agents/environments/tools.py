@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from k2jax.agents.egress.allow_list import asked_hosts
 from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import HostPaths, Limits, Sandbox, SandboxSpec
@@ -137,6 +138,8 @@ class ToolEnvironment(Environment):
         self._toolsets, self._sandbox = [], None
         async with contextlib.AsyncExitStack() as stack:
             if sandbox is not None:
+                if sandbox.egress is not None and self.services.metadata is not None:  # complete when it is closed
+                    stack.callback(sandbox.egress.add_to, self.services.metadata)
                 stack.push_async_callback(sandbox.close)
             for toolset in opened:
                 stack.push_async_callback(toolset.close)
@@ -154,7 +157,7 @@ class ToolEnvironment(Environment):
 
     def _limited_spec(self, task: Task, read_only: HostPaths) -> SandboxSpec:
         spec = self.spec(task, read_only)
-        return dataclasses.replace(spec, limits=task.limits.of(spec.limits))
+        return dataclasses.replace(spec, limits=task.limits.of(spec.limits), hosts=asked_hosts(task.metadata))
 
     async def _results(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
         refusals = [self._refusal(number) for number in range(len(calls))]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from k2jax.agents.sandbox.namespaces import NamespaceBackend, find_program
+from k2jax.agents.sandbox.find_program import find_program
+from k2jax.agents.sandbox.namespaces import NamespaceBackend
 from k2jax.errors import UserError
 
 INSTALL = 'install bubblewrap with: pip install "k2jax[sandbox]" (or: apt-get install bubblewrap)'

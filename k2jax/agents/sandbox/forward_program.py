@@ -108,7 +108,8 @@ def main(port, path, command):
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"{command[0]}: {error}")
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
 
 
 if __name__ == "__main__":

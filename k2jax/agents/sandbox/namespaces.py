@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 from pathlib import Path
 import platform
-import shutil
-import subprocess
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 import weakref
 
+from k2jax.agents.egress.allow_list import AllowList
 from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.arguments import SERVER_FOLDER
 from k2jax.agents.sandbox.folder import FolderSandbox
+from k2jax.agents.sandbox.forward import Egress
 from k2jax.agents.sandbox.images import ImageSettings, check_places, image_folder, image_settings
 from k2jax.agents.sandbox.interpreter import moved_python
 from k2jax.agents.sandbox.mount_namespace import NOBODY
@@ -63,6 +62,7 @@ class NamespaceBackend(abc.ABC):
         images: folder of the unpacked root file systems that specs may name; see ``image_folder``.
         groups: whether control groups are used where there are any.
         forks: whether sandboxes may have fork servers, which start commands from the second on, and be used again.
+        hosts: other machines that specs may choose from; see ``AllowList.of_user``.
 
     Raises:
         UserError: it is not installed, or there is no filter of system calls for this machine.
@@ -75,11 +75,11 @@ class NamespaceBackend(abc.ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, *, images: str = "", groups: bool = True, forks: bool = True):
+    def __init__(self, *, images: str = "", groups: bool = True, forks: bool = True, hosts: Sequence[str] = ()):
         if not seccomp.supported():
             raise UserError(f"the {self.kind} backend knows x86_64 and aarch64 only, not {platform.machine()}")
         self._program, self._folder = self._find()
-        self._images = images
+        self._images, self._hosts = images, AllowList.of_user(hosts)
         trees = cgroup.find() if groups else {}
         self._groups, self._forks = groups, forks
         self.capabilities = Capabilities(
@@ -145,12 +145,18 @@ class NamespaceBackend(abc.ABC):
             settings = image_settings(image, spec.user, spec.workdir)
         elif spec.user:
             raise UserError(f"the user {abbreviate(spec.user)} needs an image that has it; leave it out")
-        shown = mounts(spec.read_only)
-        if image:
-            check_places(shown, image)
-        link = await asyncio.to_thread(self._connect)
-        record = {"read_only": shown, "image": image, "deferred": deferred}
-        return await self._open(link, spec, record, settings)
+        egress = await Egress.open(self._hosts, spec.hosts, on_image=bool(image)) if spec.hosts else None
+        try:
+            shown = mounts((*spec.read_only, *(egress.read_only if egress else ())))
+            if image:
+                check_places(shown, image)
+            link = await asyncio.to_thread(self._connect)
+            record = {"read_only": shown, "image": image, "deferred": deferred}
+            return (await self._open(link, spec, record, settings)).reaching(egress)
+        except BaseException:
+            if egress is not None:
+                await egress.close()
+            raise
 
     def _connect(self) -> Link:
         """The running spawner, or a new one, tried out first."""
@@ -197,35 +203,6 @@ class NamespaceBackend(abc.ABC):
             future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
         return NamespaceSandbox(link, answer, spec, self, settings)
-
-
-def find_program(kind: str, name: str, wheel: tuple[str, str], option: str, install: str) -> tuple[str, str, str]:
-    """Where an isolating program is.
-
-    Args:
-        kind: what it is called.
-        name: of its file.
-        wheel: module of the wheel that holds it, and its path there.
-        option: with which it is tried.
-        install: how it is installed.
-
-    Returns:
-        Its path, the folder that it is relative to (that of installed packages for the wheel, empty for the system's),
-        and what it prints.
-
-    Raises:
-        UserError: there is none.
-    """
-    spec = importlib.util.find_spec(wheel[0])
-    path, folder = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"), ""
-    if spec is not None and spec.origin:
-        package = Path(spec.origin).parent
-        if (package / wheel[1]).is_file():
-            path, folder = f"{package.name}/{wheel[1]}", str(package.parent)
-    if path is None:
-        raise UserError(f"no {kind} on this machine; {install}")
-    run = subprocess.run([os.path.join(folder, path), option], capture_output=True, text=True)
-    return path, folder, run.stdout + run.stderr
 
 
 def descendants(pid: int) -> set[int]:
@@ -283,9 +260,20 @@ class NamespaceSandbox(FolderSandbox):
         places = OWN_PLACES | ({"": ROOT} if spec.image else {})
         super().__init__(backend.capabilities, env, root=opened.descriptor, places=places, workdir=settings.workdir)
         self._link, self._box, self._spec, self._backend = link, opened.record["box"], spec, backend
+        self._egress: Egress | None = None
+
+    def reaching(self, egress: Egress | None) -> Self:
+        """The sandbox, whose commands reach other machines by ``egress`` from now on; it is closed with the sandbox."""
+        self._egress = egress
+        if egress is not None:
+            self.egress, self._env = egress.log, self._env | egress.env
+        return self
 
     async def _run(self, command: Command) -> ExecResult:
-        return await self._ran(command)
+        return await self._ran(self._reaching(command))
+
+    def _reaching(self, command: Command) -> Command:
+        return command if self._egress is None else command._replace(argv=self._egress.command(command.argv))
 
     async def _ran(self, command: Command, *, bare: bool = False) -> ExecResult:
         record = command._asdict()
@@ -317,6 +305,7 @@ class NamespaceSandbox(FolderSandbox):
         command = Command(list(argv), b"", cwd or self.workdir, self._env | dict(env or {}), 0.0, 0)
         if (problem := self._problem(command)) is not None:
             raise SandboxError(problem.decode())
+        command = self._reaching(command)
         ended: Future[Answer] = Future()
         record = {"argv": command.argv, "cwd": command.cwd, "env": command.env, "first": first}
         number, future = self._link.ask("start", later=ended, box=self._box, **record)
@@ -375,6 +364,11 @@ class NamespaceSandbox(FolderSandbox):
         return await self._ran(Command(argv, stdin, "/", ENVIRONMENT, _PACKING, max(limit, MEBI)), bare=True)
 
     async def _end(self) -> None:
-        with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
-            _, future = self._link.ask("close", box=self._box, reusable=not self._unfinished)
-            await _answer(future, _GRACE)
+        reusable = not self._unfinished and self._egress is None
+        try:
+            with contextlib.suppress(SandboxError):  # a spawner that has ended took everything with it
+                _, future = self._link.ask("close", box=self._box, reusable=reusable)
+                await _answer(future, _GRACE)
+        finally:
+            if self._egress is not None:
+                await self._egress.close()

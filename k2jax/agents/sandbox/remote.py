@@ -251,6 +251,8 @@ def check_remote_spec(spec: SandboxSpec, kind: str, images: str) -> None:
     """Raises UserError for a spec that names files of this machine, or an image that is not one of ``images``."""
     if spec.image:
         image_name(spec.image, images)
+    if spec.hosts:
+        raise UserError(f"the {kind} backend has no proxy to reach {abbreviate(spec.hosts[0])}; choose bubblewrap")
     if spec.user:
         raise UserError(f"the {kind} backend cannot choose the user {abbreviate(spec.user)}: leave it to the image")
     if spec.read_only:

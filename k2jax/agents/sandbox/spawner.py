@@ -89,7 +89,7 @@ class SandboxSpawner:
         self._server_argv = python["argv"] if python else []
         self._shown = {name: stage.visible(source) for name, source in python["shown"].items()} if python else None
         self._count, self._own_numbers = 0, itertools.count(-1, -1)
-        self._kept: dict[str, list[Box]] = {}
+        self._kept: list[Box] = []
         self._has_orphans = self._ended = False
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class SandboxSpawner:
         end = time.monotonic() + _PATIENCE
         while self._jobs and time.monotonic() < end:
             self._turn(0.1)
-        for box in (*self._boxes.values(), *(box for kept in self._kept.values() for box in kept)):
+        for box in (*self._boxes.values(), *self._kept):
             box.remove()
         self._groups.remove()
 
@@ -170,9 +170,10 @@ class SandboxSpawner:
             self._ended = True
 
     def _open(self, message: wire.Message) -> None:
-        number, kept = message.record["request"], self._kept.get(box_key(message.record))
-        if kept:
-            box = kept.pop()
+        number, key = message.record["request"], box_key(message.record)
+        box = next((box for box in reversed(self._kept) if box.key == key), None)
+        if box is not None:
+            self._kept.remove(box)
             box.is_closed, root = False, box.open_files()
         else:
             name, record = str(number), message.record
@@ -250,10 +251,8 @@ class SandboxSpawner:
             if not server.is_ready and not server.is_ending:  # this machine does not allow what it needs
                 self._shown = None
             server.gone()
-            for kept in self._kept.values():
-                if box in kept:
-                    kept.remove(box)
-                    box.closing = None
+            if box in self._kept:
+                self._kept.remove(box)
             for message in server.waiting:
                 self._try(message, self._exec_alone)
             self._remove_when_quiet(box)
@@ -372,10 +371,12 @@ class SandboxSpawner:
             box.closing = None
 
     def _keep(self, box: Box) -> bool:
-        """Keeps a closed sandbox for the next one, empty, where that is possible."""
-        if sum(map(len, self._kept.values())) >= _MOST_KEPT or not box.wipe():
+        """Keeps a closed sandbox for the next one, empty, where that is possible; the oldest of many gives way."""
+        if not box.wipe():
             return False
-        self._kept.setdefault(box.key, []).append(box)
+        self._kept.append(box)
+        if len(self._kept) > _MOST_KEPT:
+            self._remove_when_quiet(self._kept.pop(0))
         return True
 
     def _servers(self, message: wire.Message) -> None:
@@ -384,6 +385,5 @@ class SandboxSpawner:
 
     def _drop_one(self) -> None:
         """Begins to end the fork server of a sandbox that waits to be used again, if there is one."""
-        for box in (box for kept in self._kept.values() for box in kept if box.server is not None):
+        if box := next((box for box in self._kept if box.server is not None), None):
             box.server.end()
-            return

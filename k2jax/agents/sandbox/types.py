@@ -6,9 +6,12 @@ import abc
 from collections.abc import Mapping, Sequence
 import dataclasses
 import os
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from k2jax.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from k2jax.agents.egress.egress_log import EgressLog
 
 MEBI = 1 << 20
 WORK = "/work"
@@ -72,14 +75,18 @@ class SandboxSpec:
         user: as whom commands run on an image, a name of its own or a number; empty for the user that the image says.
             Whoever it is, all files of the image are its own, and it has no rights beyond them.
         workdir: folder of commands that are given none; empty for the image's, or ``/work``.
+        hosts: other machines that it may reach, those of them that the backend may reach, each ``HOST`` or
+            ``HOST:PORT``; by default none. See k2jax.agents.egress.
     """
 
     image: str = ""
     read_only: HostPaths = ()
     limits: Limits = Limits()
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    _: dataclasses.KW_ONLY
     user: str = ""
     workdir: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 class Capabilities(NamedTuple):
@@ -147,9 +154,11 @@ class Sandbox(abc.ABC):
 
     Attributes:
         longest_command: bytes of all words and variables of a command.
+        egress: what it has asked of other machines; None where it may reach none.
     """
 
     longest_command = LONGEST_COMMAND
+    egress: EgressLog | None = None
 
     def __init__(self, capabilities: Capabilities, env: Mapping[str, str], workdir: str = WORK):
         self.capabilities, self._env, self.workdir = capabilities, dict(env), workdir

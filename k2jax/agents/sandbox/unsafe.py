@@ -39,6 +39,8 @@ class UnsafeBackend:
         """A new folder; see ``SandboxBackend.open``."""
         if spec.image or spec.user:
             raise UserError("the unsafe backend has no images, and no users but this one")
+        if spec.hosts:
+            raise UserError("the unsafe backend has no proxy, and the network as it is; choose bubblewrap")
         if any(isinstance(path, MountedPath) for path in spec.read_only):
             raise UserError("the unsafe backend shows the host's files at their own places alone")
         return UnsafeSandbox(spec, self.capabilities)

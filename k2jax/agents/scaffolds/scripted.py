@@ -68,6 +68,7 @@ async def play(task: Task, environment: Environment, policy: Policy, seed: int =
         The trajectory, whose nodes have messages and no tokens: verifiers can score it, nobody can train on it.
     """
     trajectory = Trajectory(task.id, task.domain, (0, 0, 0), metadata={"seed": seed})
+    environment.services = environment.services._replace(metadata=trajectory.metadata)
     messages: list[Message] = []
     node, limit = ROOT, task.budget.steps or MOST_STEPS
     try:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from k2jax.agents.egress.egress_log import EGRESS
+from k2jax.agents.viewer.egress_table import egress_table
 from k2jax.agents.viewer.markup import Html, element
 from k2jax.agents.viewer.swarm_picture import instruction
 from k2jax.agents.viewer.swarm_schedule import SwarmAgent, swarm_schedule
@@ -87,7 +89,11 @@ def _conversation(
                 node = spawning_node(trajectory, agents[child].link)
                 spawned[node].append(element("a", agents[child].name, href=f"#{places[child]}"))
         yield from _tree(trajectory, places[index], decode, marks, spawned)
-    if metadata := other_metadata(trajectory):
+    metadata = other_metadata(trajectory)
+    if requests := egress_table(trajectory):
+        yield requests
+        del metadata[EGRESS]
+    if metadata:
         yield details("metadata", metadata)
 
 

@@ -37,6 +37,7 @@ class RLConfig:
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
     images: str = ""  #: folder of unpacked root file systems from which tasks choose their sandbox's; empty refuses all
+    hosts: tuple[str, ...] = ()  #: that tasks may choose for their sandboxes: HOST, https://HOST, with or without :PORT
     critic: CriticConfig = CriticConfig()  #: judge of comparisons
     skip_flat_groups: bool = False  #: leave groups whose rewards are all equal out of the batch and its denominators
     toggle: ToggleConfig = ToggleConfig()  #: budgets of tokens

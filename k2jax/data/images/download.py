@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import http.client
-import ipaddress
 import socket
 import ssl
 import threading
 import time
 from typing import Any, NamedTuple
 
+from k2jax.client.addresses import is_loopback, is_public
 from k2jax.data.images.reading import ImageError, MediaUnavailableError
 from k2jax.data.images.urls import URL, address_of, is_allowed, parse_url
 from k2jax.errors import abbreviate
 
 _HEADERS = {"User-Agent": "k2jax"}  # some hosts answer nobody without
 _AGAIN = (408, 425, 429)  # with all from 500 on: what may be otherwise at another time
-_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # addresses of IPv4 in those of IPv6
-_OF_CLOUDS = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))  # their machines' own
-_ALLOCATED = ipaddress.IPv6Network("2000::/3")  # to anyone
 
 
 class DownloadLimits(NamedTuple):
@@ -136,24 +133,6 @@ def _public(url: URL, said: str) -> list[Any]:
             "with the machine's address in place of its name"
         )
     return chosen
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own."""
-    return ipaddress.ip_address(address).is_loopback
-
-
-def is_public(address: str) -> bool:
-    """Whether an address belongs to the internet at large; of one that IPv4 is translated to, whether that does."""
-    own = ipaddress.ip_address(address)
-    if isinstance(own, ipaddress.IPv4Address):
-        return own.is_global and not own.is_multicast and not any(own in network for network in _OF_CLOUDS)
-    inner = own.ipv4_mapped or own.sixtofour
-    if own in _TRANSLATED:
-        inner = ipaddress.IPv4Address(int(own) & 0xFFFFFFFF)
-    if inner is not None:
-        return is_public(str(inner))
-    return own in _ALLOCATED and own.is_global
 
 
 def _reached(addresses: list[Any], deadline: float) -> socket.socket:

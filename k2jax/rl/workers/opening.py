@@ -166,7 +166,8 @@ def _open_pool(
 ) -> Pool:
     config, rollout = parts.config, parts.config.rl.rollout
     if not rollout.workers:
-        environments = EnvironmentMaker(rollout.sandbox, images=config.rl.images, repositories=None)
+        choices = {"images": config.rl.images, "hosts": config.rl.hosts}
+        environments = EnvironmentMaker(rollout.sandbox, repositories=None, **choices)
         options = {"seed": config.train.seed, "scorer": scorer, "media": media, "roles": roles}
         masks_long = rollout.long_prompts == "skip"
         shared = client, parts.chat, parts.tokenizer, environments
@@ -219,6 +220,7 @@ def _worker_options(
         },
         "sandbox": rl.rollout.sandbox,
         "images": rl.images,
+        "hosts": rl.hosts,
         "scoring": scoring,
         "judge": judge,
         "media": None if media is None else images,

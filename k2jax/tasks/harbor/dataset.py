@@ -10,6 +10,7 @@ import shlex
 
 from absl import logging
 
+from k2jax.agents.egress.allow_list import HOSTS
 from k2jax.agents.environments.container import CONTAINER, STEPS, STRATEGY
 from k2jax.agents.sandbox.task_limits import TaskLimits
 from k2jax.agents.split import FileSplit
@@ -78,7 +79,8 @@ class HarborTasks:
                 STEPS: [_step(step) for step in task.steps],
                 STRATEGY: "final" if task.final else "mean",
                 "solutions": solutions if all(solutions) else [],
-            },
+            }
+            | ({HOSTS: list(task.hosts)} if task.hosts else {}),
         )
 
 

@@ -14,6 +14,7 @@ import re
 import tomllib
 from typing import Any
 
+from k2jax.agents.egress.allow_list import HOSTS, asked_hosts
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
 
@@ -80,6 +81,7 @@ class HarborTask:
         image: name of the image: what ``docker_image`` or a Dockerfile of one base says, else the task's own name.
         workdir: folder inside; empty for the image's.
         user: as whom the agent works; empty for the image's.
+        hosts: that the sandbox may reach; none unless ``network_mode`` is ``allowlist``.
         env: variables of all commands.
         memory: of the sandbox [MiB]; 0 where the task says none.
         disk: of the files in it [MiB]; 0 where the task says none.
@@ -92,6 +94,7 @@ class HarborTask:
     image: str
     workdir: str
     user: str
+    hosts: tuple[str, ...]
     env: Mapping[str, str]
     memory: int
     disk: int
@@ -147,6 +150,7 @@ class _Reader:
             image=image,
             workdir=self._string(environment, "workdir") or workdir,
             user=self._user(tables["agent"]) or user,
+            hosts=self._hosts(environment),
             env=env,
             memory=self._size(environment, "memory"),
             disk=self._size(environment, "storage"),
@@ -163,7 +167,6 @@ class _Reader:
             "GPUs": environment.get("gpus", 0) != 0,
             "MCP servers": bool(environment.get("mcp_servers")),
             "a health check": bool(environment.get("healthcheck")),
-            "a list of hosts that may be reached": environment.get("network_mode") == "allowlist",
             "a verifier in a container of its own": verifier.get("environment_mode", "shared") != "shared",
         }
         for what, asked in reasons.items():
@@ -246,6 +249,14 @@ class _Reader:
         if not isinstance(value, str) or "\0" in value:
             raise self.error(f"{key} is {abbreviate(value)}, which is no text")
         return value
+
+    def _hosts(self, environment: Mapping[str, Any]) -> tuple[str, ...]:
+        if environment.get("network_mode") != "allowlist":
+            return ()
+        try:
+            return asked_hosts({HOSTS: environment.get("allowed_hosts", [])})
+        except UserError as error:
+            raise self.error(f"allowed_hosts: {error}") from None
 
     def _user(self, table: Mapping[str, Any]) -> str:
         value = table.get("user", "")

@@ -10,6 +10,7 @@ import pytest
 
 from k2jax.agents.collect.engine_socket import EngineServer, EngineSocketClient
 from k2jax.agents.dataset import load_tasks
+from k2jax.agents.egress.egress_log import EGRESS
 from k2jax.agents.environment import OUTCOME, Services
 from k2jax.agents.environments.files import FilesEnvironment
 from k2jax.agents.environments.repository import TREE, RepositoryEnvironment
@@ -17,6 +18,8 @@ from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey
 from k2jax.agents.gateway.agents import BlackBoxAgent, read_agent
 from k2jax.agents.registry import environments, scaffolds
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.task import Budget
 from k2jax.client import PromptTooLongError, Sampling, ScriptedClient
 from k2jax.config import replace_keys
@@ -28,6 +31,7 @@ from k2jax.tasks.swe.example import write_example
 from k2jax.tasks.swe.verifier import SWEVerifier
 from k2jax.text import byte_tokenizer, configured_chat
 from k2jax.trajectory import verify
+from tests.agents.egress.origins import OriginHost, named
 from tests.agents.gateway.forward_pass import VERSION, check_logprobs
 from tests.agents.gateway.repository import FILES, INSTRUCTION, MEND, HiddenTest, small_agent, task, write_agent
 from tests.agents.sandbox.backends import backend
@@ -97,6 +101,29 @@ def test_an_edit_through_an_agent_passes_the_hidden_test(tmp_path):
 def test_files_that_are_left_as_they_were_fail_the_hidden_test(tmp_path):
     trajectory = run_small(tmp_path, "$true", "Done.")
     assert texts_left(trajectory) == FILES and judged(trajectory) == 0.0
+
+
+def test_an_agent_has_its_model_and_the_hosts_of_its_task_and_no_others(tmp_path, monkeypatch):
+    async def run():
+        async with OriginHost().at("127.0.0.2") as there:
+            named(monkeypatch, a_example=["127.0.0.2"])
+            made = make_backend("bubblewrap", hosts=[f"a.example:{there.port}", f"127.0.0.2:{there.port}"])
+            python, fetch = host_python().executable, "import sys, urllib.request as u; u.urlopen(sys.argv[1])"
+            urls = [f"http://{host}:{there.port}/x" for host in ("a.example", "b.example")]
+            said = "\n".join(f'${python} -I -S -c "{fetch}" {url}' for url in urls)
+            of = task(metadata=task().metadata | {"hosts": [f"a.example:{there.port}"]})
+            place, client = FilesEnvironment(Services(lambda: made)), ScriptedClient(answers(said, "Done."))
+            ended = await episode(client, small_agent(), tmp_path, of=of, place=place)
+            made.close()
+            return ended, there.asked
+
+    trajectory, asked = asyncio.run(run())
+    assert trajectory.status == "finished", trajectory.error
+    log = trajectory.metadata[EGRESS]["requests"]
+    assert [(entry["host"], entry["path"], entry["status"]) for entry in log] == [
+        ("a.example", "/x", 200), ("b.example", "/x", 403),
+    ]  # fmt: skip
+    assert len(asked) == 1 and [request["kind"] for request in trajectory.metadata["requests"]] == ["start", "extend"]
 
 
 @pytest.mark.slow

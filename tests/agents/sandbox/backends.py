@@ -51,10 +51,11 @@ def backend(name):
     return _made[name]
 
 
-def new_backend(name, images=""):
-    """A backend of this machine, with images of its own."""
+def new_backend(name, images="", hosts=()):
+    """A backend of this machine, with images and hosts of its own."""
     kind, _, without = name.partition(" without ")
-    return backend_class(kind)(groups=False, images=images) if without else make_backend(kind, images=images)
+    choices = {"images": images, "hosts": hosts}
+    return backend_class(kind)(groups=False, **choices) if without else make_backend(kind, **choices)
 
 
 def _kubernetes():

@@ -15,7 +15,7 @@ def run_as_another_user(script, *arguments):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         root = Path(__file__).parents[3]
-        for name in ("agents/sandbox", "files"):
+        for name in ("agents/egress", "agents/sandbox", "files"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root / "k2jax" / name, f"{folder}/k2jax/{name}", ignore=ignored)
         for file in ("__init__.py", "errors.py", "agents/__init__.py"):

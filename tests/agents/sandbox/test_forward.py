@@ -73,4 +73,4 @@ def test_a_server_that_has_gone_ends_connections_and_nothing_else():
 
     gone, missing = with_server("bubblewrap", echo_backwards, use)
     assert (gone.code, gone.stdout) == (0, b"b''\n")
-    assert missing.code == 1 and b"no-such-program" in missing.stderr
+    assert missing.code == 127 and b"no-such-program" in missing.stderr

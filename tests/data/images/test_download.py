@@ -5,7 +5,8 @@ import ssl
 
 import pytest
 
-from k2jax.data.images.download import DownloadLimits, download, is_public
+from k2jax.client.addresses import is_public
+from k2jax.data.images.download import DownloadLimits, download
 from k2jax.data.images.reading import ImageError, MediaUnavailableError
 from k2jax.data.images.urls import urls_of_hosts
 from tests.data.images.counting import HITS, PNG

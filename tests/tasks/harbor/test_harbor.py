@@ -9,6 +9,7 @@ from absl import flags
 import pytest
 
 from k2jax.agents.dataset import load_tasks
+from k2jax.agents.egress.egress_log import EGRESS
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.environments.container import scalar_reward
 from k2jax.agents.registry import oracles
@@ -19,6 +20,7 @@ from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.errors import UserError
 from k2jax.tasks.harbor.task_folder import read_task
 from k2jax.tasks.oracle_check import define, main, play_all
+from tests.agents.egress.origins import HELLO, OriginHost
 from tests.agents.sandbox.made_images import host_image
 from tests.tasks.harbor.folders import FOLDERS, hello, in_steps
 
@@ -79,7 +81,11 @@ def test_what_a_folder_says(tmp_path):
     assert read_task(built).image == "tests/hello"
     (tmp_path / "one").mkdir()
     [chosen] = load_tasks("harbor", (f"path={FOLDERS['root'](tmp_path / 'one/root')}", "memory=128"), "all")
-    assert (chosen.limits.memory, chosen.limits.disk) == (128, 256)
+    assert (chosen.limits.memory, chosen.limits.disk) == (128, 256) and "hosts" not in chosen.metadata
+    toml = '[environment]\nallow_internet = true\nnetwork_mode = "%s"\nallowed_hosts = ["a.example", "b.example:81"]\n'
+    for mode, hosts in (("allowlist", ["a.example", "b.example:81"]), ("no-network", None), ("public", None)):
+        [chosen] = load_tasks("harbor", (f"path={hello(tmp_path / mode, toml % mode)}",), "all")
+        assert chosen.metadata.get("hosts") == hosts
 
 
 HEAD = 'schema_version = "1.4"\n'
@@ -90,7 +96,8 @@ HEAD = 'schema_version = "1.4"\n'
     [
         ("[environment]\ngpus = 1", "it asks for GPUs"),
         ('[environment]\nos = "windows"', "another system"),
-        ('[environment]\nnetwork_mode = "allowlist"', "a list of hosts"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["*.example"]', "'\\*.example' is no host"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = 3', "allowed_hosts: hosts of a task is 3"),
         ('[[environment.mcp_servers]]\nname = "x"', "MCP servers"),
         ('[environment.healthcheck]\ncommand = "x"', "a health check"),
         ('[verifier]\nenvironment_mode = "separate"', "a verifier in a container of its own"),
@@ -243,3 +250,31 @@ def test_tests_that_take_too_long_are_a_reason(tmp_path):
     hello(tmp_path, toml, **{"tests/test.sh": "#!/bin/sh\nsleep 30\n"})
     [episode] = played(tmp_path, null_policy)
     assert episode.reward.value == 0.0 and "took too long" in episode.reward.info["reasons"][0]
+
+
+FETCH = """exec 3<>/dev/tcp/127.0.0.1/3128
+printf 'GET http://%s/hello HTTP/1.1\\r\\nHost: %s\\r\\n\\r\\n' $1 $1 >&3
+sed -n '$p' <&3
+"""
+
+
+def test_a_task_on_an_image_reaches_its_hosts_where_the_user_allows_them(tmp_path):
+    async def run():
+        async with OriginHost(HELLO + b"\n").at("127.0.0.2") as there:
+            host, files = f"127.0.0.2:{there.port}", {"solution/fetch.sh": FETCH}
+            toml = f'{HEAD}[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["{host}"]\n'
+            files["solution/solve.sh"] = f"#!/bin/sh\nbash /solution/fetch.sh {host} > /app/hello.txt\n"
+            tasks = load_tasks("harbor", (f"path={hello(tmp_path, toml, **files)}",), "all")
+            ended = []
+            for hosts in ([host], ["http://127.0.0.3", "https://127.0.0.2"]):
+                maker = EnvironmentMaker("bubblewrap", images=host_image(), hosts=hosts)
+                ended.append(play_all(tasks, oracles.get("harbor"), maker, SHARED["scorer"], 1))
+            allowed = await ended[0]
+            with pytest.raises(UserError, match=f"'{host}', which is not allowed; allow it with --hosts"):
+                await ended[1]
+            return allowed, there.asked
+
+    [episode], asked = asyncio.run(run())
+    log = episode.metadata[EGRESS]["requests"]
+    assert [(entry["path"], entry["status"]) for entry in log] == [("/hello", 200)] and len(asked) == 1
+    assert episode.reward.value == 1.0, episode
