@@ -1,0 +1,170 @@
+"""Images with repositories of six shapes, and the rows of tasks on them, as tests make them.
+
+Every repository has a future: the commit with the solution and the tests, a branch, a tag and a remote that name it, a
+stash, and objects that nothing names.
+"""
+
+import atexit
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from k2jax.agents.environments.repository import packed_pytest
+from k2jax.agents.sandbox.interpreter import host_python
+from k2jax.agents.sandbox.mount_namespace import NOBODY
+from tests.agents.sandbox.made_images import PASSWD, copy_with_libraries, give
+
+PROGRAMS = (
+    *("git", "sh", "bash", "env", "cat", "cp", "mv", "rm", "ln", "ls", "mkdir", "mktemp", "chmod", "cut", "wc"),
+    *("head", "tail", "sort", "tr", "grep", "sed", "find", "echo", "printf", "true", "false", "seq", "sleep", "touch"),
+)
+PREFIX = "opt/miniconda3/envs/testbed"
+BROKEN = "#!/bin/sh\necho 'ImportError: no module named site' >&2\nexit 1\n"
+AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@b")
+
+
+def git(folder, *words, stdin=None):
+    """The output of git in a folder."""
+    command = ["git", "-c", "init.defaultBranch=main", *AUTHOR, "-c", "commit.gpgSign=false", *words]
+    result = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout if words[0] == "diff" else result.stdout.strip()
+
+
+@functools.cache
+def folder_of_images():
+    """Where all images are."""
+    folder = tempfile.mkdtemp(prefix="k2jax-swe-images-")
+    atexit.register(shutil.rmtree, folder)
+    return folder
+
+
+@functools.cache
+def system(kind):
+    """The root file system of a kind of image: ``shell``, ``python`` or ``node``."""
+    root = Path(folder_of_images(), f"base-{kind}")
+    for place in ("usr/bin", "etc", "root", "var/tmp"):
+        (root / place).mkdir(parents=True)
+    (root / "etc/passwd").write_text(PASSWD)
+    for program in (*PROGRAMS, *(("node",) if kind == "node" else ())):
+        copy_with_libraries(shutil.which(program), f"/usr/bin/{program}", root)
+    (root / "bin").symlink_to("usr/bin")
+    if kind == "python":
+        add_python(root)
+    give(root, NOBODY)
+    return root
+
+
+def add_python(root):
+    """This Python and pytest in a prefix like that of conda, beside a system Python that does not start."""
+    python = Path(host_python().executable).resolve()
+    copy_with_libraries(python, f"/{PREFIX}/bin/python", root)
+    name = f"python{'.'.join(python.name.removeprefix('python').split('.')[:2])}"
+    source, library = Path(json.__file__).parents[1], root / PREFIX / "lib" / name
+    library.mkdir(parents=True)
+    (library / "os.py").write_bytes((source / "os.py").read_bytes())  # by which Python finds its prefix
+    shutil.copytree(source / "lib-dynload", library / "lib-dynload")
+    extensions = [str(path) for path in (source / "lib-dynload").glob("*.so")]
+    for linked in set(subprocess.run(["ldd", *extensions], capture_output=True, text=True).stdout.split()):
+        if linked.startswith("/") and not linked.endswith(":") and not (root / linked.lstrip("/")).exists():
+            shutil.copy(Path(linked).resolve(), _made((root / linked.lstrip("/")).parent))
+    with zipfile.ZipFile(root / PREFIX / "lib" / f"{name.replace('.', '')}.zip", "w") as archive:
+        for path in source.rglob("*.py"):
+            parts = path.relative_to(source).parts
+            if parts[0] not in ("site-packages", "test", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo"):
+                compiled = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
+                ready = compiled.exists() and parts[-1] != "__main__.py"
+                archive.write(*((compiled, "/".join(parts) + "c") if ready else (path, "/".join(parts))))
+    subprocess.run(["tar", "-xzf", "-", "-C", _made(library / "site-packages")], input=packed_pytest(), check=True)
+    (root / "usr/bin/python3").write_text(BROKEN)
+    (root / "usr/bin/python3").chmod(0o755)
+
+
+def _made(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write(folder, files):
+    """Writes files by their paths; those that begin with ``#!`` can be run, and None deletes one."""
+    for path, text in files.items():
+        if text is None:
+            (folder / path).unlink()
+            continue
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+        if text.startswith("#!"):
+            (folder / path).chmod(0o755)
+
+
+def commit(folder, files, subject):
+    """Commits files; returns its id."""
+    write(folder, files)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", subject)
+    return git(folder, "rev-parse", "HEAD")
+
+
+def make_image(name, kind, place, shape, setup=None, extra=None, workdir=""):
+    """An image with the repository of a shape at a place.
+
+    Args:
+        name: of the image.
+        kind: see ``system``.
+        place: of the repository.
+        shape: see ``SHAPES``.
+        setup: files that a last commit on the base has, as images of SWE-bench have one.
+        extra: files of the image outside of the repository.
+        workdir: folder of the image's record.
+
+    Returns:
+        The fields of a row that follow from the repository.
+    """
+    top = Path(folder_of_images())
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    root = top / "sha256" / digest if workdir else top / name
+    shutil.copytree(system(kind), root, symlinks=True, copy_function=os.link)
+    repository = root / place.lstrip("/")
+    repository.mkdir(parents=True)
+    write(root, extra or {})
+    git(repository, "init", "-q")
+    old = commit(repository, {"README": "old\n"}, "before")
+    git(repository, "tag", "-a", "-m", "1.0", "v1.0", old)
+    base = commit(repository, shape["base"], "base")
+    solved = commit(repository, shape["fix"], "the solution")
+    tested = commit(repository, shape["tests"], "its tests")
+    patches = {"patch": git(repository, "diff", "--binary", base, solved)}
+    patches |= {"test_patch": git(repository, "diff", solved, tested)}
+    git(repository, "tag", "v2.0")
+    git(repository, "branch", "future")
+    git(repository, "update-ref", "refs/remotes/origin/main", tested)
+    git(repository, "remote", "add", "origin", "https://host.invalid/it.git")
+    git(repository, "reset", "-q", "--hard", base)
+    write(repository, {"README": "stashed\n"})
+    git(repository, "stash")
+    git(repository, "hash-object", "-w", "--stdin", stdin="nothing names this text\n")
+    if setup:
+        commit(repository, setup, "SWE-bench")
+    if workdir:
+        record = {"config": {"env": {}, "user": "", "workdir": workdir}}
+        root.with_name(f"{digest}.json").write_text(json.dumps(record))
+        _made((top / name).parent)
+        (top / name).symlink_to(root)
+    give(repository, NOBODY)
+    names = {key: json.dumps(shape[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    return {
+        "instance_id": name.replace("/", "__").replace(":", "-"),
+        "image_name": f"docker.io/{name}",
+        "base_commit": base,
+        "problem_statement": f"Something is wrong in {name}.",
+        **patches,
+        **names,
+        **shape.get("fields", {}),
+    }
