@@ -13,7 +13,7 @@ from k2jax.tasks.swe_images.python_logs import Verdicts
 _SIGNS = {
     **dict.fromkeys("✓✔√", "passed"),
     **dict.fromkeys("✕✗✖✘\N{MULTIPLICATION SIGN}", "failed"),
-    **dict.fromkeys("○↓◌﹣-", "skipped"),
+    **dict.fromkeys("○↓◌﹣□✎-", "skipped"),
 }
 _NUMBERED = re.compile(r"\d{1,6}\) ")
 _TAP = re.compile(r"(ok|not ok) \d{1,9}(?: (.*))?")
@@ -63,7 +63,9 @@ def _signs(lines: Iterator[str], signs: dict[str, str], numbered: bool = False) 
             title, _, directive = text[2:].strip().partition(" # ")
             if directive.upper().startswith(("SKIP", "TODO")):
                 kind = "skipped"
-            yield from _named(title.removeprefix("skipped ").removesuffix(" [skipped]"), kind, suites)
+            yield from _named(
+                title.removeprefix("skipped ").removeprefix("todo ").removesuffix(" [skipped]"), kind, suites
+            )
         elif numbered and (number := _NUMBERED.match(text)):
             yield from _named(text[number.end() :].removesuffix(":"), "failed", suites)
         elif len(suites) < 100:

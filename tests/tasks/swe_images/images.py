@@ -7,6 +7,7 @@ stash, and objects that nothing names.
 import atexit
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import zipfile
 
-from k2jax.agents.environments.repository import packed_pytest
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.mount_namespace import NOBODY
 from tests.agents.sandbox.made_images import PASSWD, copy_with_libraries, give
@@ -26,6 +26,7 @@ PROGRAMS = (
     *("head", "tail", "sort", "tr", "grep", "sed", "find", "echo", "printf", "true", "false", "seq", "sleep", "touch"),
 )
 PREFIX = "opt/miniconda3/envs/testbed"
+LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "lib-dynload")
 BROKEN = "#!/bin/sh\necho 'ImportError: no module named site' >&2\nexit 1\n"
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@b")
 
@@ -76,15 +77,27 @@ def add_python(root):
         if linked.startswith("/") and not linked.endswith(":") and not (root / linked.lstrip("/")).exists():
             shutil.copy(Path(linked).resolve(), _made((root / linked.lstrip("/")).parent))
     with zipfile.ZipFile(root / PREFIX / "lib" / f"{name.replace('.', '')}.zip", "w") as archive:
-        for path in source.rglob("*.py"):
-            parts = path.relative_to(source).parts
-            if parts[0] not in ("site-packages", "test", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo"):
-                compiled = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
-                ready = compiled.exists() and parts[-1] != "__main__.py"
-                archive.write(*((compiled, "/".join(parts) + "c") if ready else (path, "/".join(parts))))
-    subprocess.run(["tar", "-xzf", "-", "-C", _made(library / "site-packages")], input=packed_pytest(), check=True)
+        for part in source.iterdir():
+            if part.name not in LEFT_OUT:
+                for path in part.rglob("*.py") if part.is_dir() else (part,) if part.suffix == ".py" else ():
+                    place = path.relative_to(source).as_posix()
+                    compiled = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
+                    ready = compiled.exists() and path.name != "__main__.py"
+                    archive.write(*((compiled, f"{place}c") if ready else (path, place)))
+    for package in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        folder = Path(importlib.util.find_spec(package).origin).parent
+        shutil.copytree(folder, library / "site-packages" / package, ignore=_unused)
+    shutil.copy(importlib.util.find_spec("py").origin, library / "site-packages")
+    described = _made(library / "site-packages" / "pluggy-1.0.dist-info")
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: pluggy\nVersion: 1.0\n")
     (root / "usr/bin/python3").write_text(BROKEN)
     (root / "usr/bin/python3").chmod(0o755)
+
+
+def _unused(folder, names):
+    """Which files of a package of pytest's are left out: most lexers."""
+    names = set(names) if folder.endswith(("pygments/lexers", "pygments/styles")) else set()
+    return {name for name in names if not name.startswith(("__", "_mapping", "python", "diff", "default", "_"))}
 
 
 def _made(folder):
