@@ -19,21 +19,39 @@ import zipfile
 
 from k2jax.agents.sandbox.interpreter import host_python
 from k2jax.agents.sandbox.mount_namespace import NOBODY
-from tests.agents.sandbox.made_images import PASSWD, copy_with_libraries, give
+from tests.agents.sandbox.made_images import PASSWD, give
 
 PROGRAMS = (
     *("git", "sh", "bash", "env", "cat", "cp", "mv", "rm", "ln", "ls", "mkdir", "mktemp", "chmod", "cut", "wc"),
-    *("head", "tail", "sort", "tr", "grep", "sed", "find", "echo", "printf", "true", "false", "seq", "sleep", "touch"),
+    *(
+        "head",
+        "tail",
+        "sort",
+        "tr",
+        "grep",
+        "sed",
+        "find",
+        "echo",
+        "printf",
+        "true",
+        "false",
+        "seq",
+        "sleep",
+        "touch",
+        "yes",
+    ),
 )
 PREFIX = "opt/miniconda3/envs/testbed"
 LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "lib-dynload")
+FUTURE = {}
+"""Ids of objects that no agent may find, by the names of images."""
 BROKEN = "#!/bin/sh\necho 'ImportError: no module named site' >&2\nexit 1\n"
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@b")
 
 
 def git(folder, *words, stdin=None):
     """The output of git in a folder."""
-    command = ["git", "-c", "init.defaultBranch=main", *AUTHOR, "-c", "commit.gpgSign=false", *words]
+    command = ["git", "-c", "init.defaultBranch=main", *AUTHOR, "-c", "safe.directory=*", *words]
     result = subprocess.run(command, cwd=folder, input=stdin, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout if words[0] == "diff" else result.stdout.strip()
@@ -49,33 +67,52 @@ def folder_of_images():
 
 @functools.cache
 def system(kind):
-    """The root file system of a kind of image: ``shell``, ``python`` or ``node``."""
+    """The root file system of a kind of image: ``shell``, or ``full`` with Python and Node."""
     root = Path(folder_of_images(), f"base-{kind}")
-    for place in ("usr/bin", "etc", "root", "var/tmp"):
-        (root / place).mkdir(parents=True)
-    (root / "etc/passwd").write_text(PASSWD)
-    for program in (*PROGRAMS, *(("node",) if kind == "node" else ())):
-        copy_with_libraries(shutil.which(program), f"/usr/bin/{program}", root)
-    (root / "bin").symlink_to("usr/bin")
-    if kind == "python":
+    if kind == "full":
+        copy_links(system("shell"), root)
         add_python(root)
+        add_programs(root, [node] if (node := shutil.which("node")) else [])
+    else:
+        for place in ("usr/bin", "etc", "root", "var/tmp"):
+            (root / place).mkdir(parents=True)
+        (root / "etc/passwd").write_text(PASSWD)
+        add_programs(root, [shutil.which(program) for program in PROGRAMS])
+        (root / "bin").symlink_to("usr/bin")
     give(root, NOBODY)
     return root
+
+
+def copy_links(source, target):
+    """Copies a folder; its files are links to the same ones, which nobody writes to."""
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+
+
+def add_programs(root, programs):
+    """Copies programs to ``/usr/bin``, and what they are linked to."""
+    for program in programs:
+        shutil.copy(program, root / "usr/bin")
+    add_libraries(root, programs)
+
+
+def add_libraries(root, programs):
+    """Copies what programs are linked to."""
+    words = subprocess.run(["ldd", *programs], capture_output=True, text=True).stdout.split() if programs else ()
+    for linked in {word for word in words if word.startswith("/") and not word.endswith(":")}:
+        if not (root / linked.lstrip("/")).exists():
+            shutil.copy(Path(linked).resolve(), _made((root / linked.lstrip("/")).parent) / Path(linked).name)
 
 
 def add_python(root):
     """This Python and pytest in a prefix like that of conda, beside a system Python that does not start."""
     python = Path(host_python().executable).resolve()
-    copy_with_libraries(python, f"/{PREFIX}/bin/python", root)
+    shutil.copy(python, _made(root / PREFIX / "bin") / "python")
     name = f"python{'.'.join(python.name.removeprefix('python').split('.')[:2])}"
     source, library = Path(json.__file__).parents[1], root / PREFIX / "lib" / name
     library.mkdir(parents=True)
     (library / "os.py").write_bytes((source / "os.py").read_bytes())  # by which Python finds its prefix
     shutil.copytree(source / "lib-dynload", library / "lib-dynload")
-    extensions = [str(path) for path in (source / "lib-dynload").glob("*.so")]
-    for linked in set(subprocess.run(["ldd", *extensions], capture_output=True, text=True).stdout.split()):
-        if linked.startswith("/") and not linked.endswith(":") and not (root / linked.lstrip("/")).exists():
-            shutil.copy(Path(linked).resolve(), _made((root / linked.lstrip("/")).parent))
+    add_libraries(root, [python, *(source / "lib-dynload").glob("*.so")])
     with zipfile.ZipFile(root / PREFIX / "lib" / f"{name.replace('.', '')}.zip", "w") as archive:
         for part in source.iterdir():
             if part.name not in LEFT_OUT:
@@ -143,10 +180,9 @@ def make_image(name, kind, place, shape, setup=None, extra=None, workdir=""):
     top = Path(folder_of_images())
     digest = hashlib.sha256(name.encode()).hexdigest()
     root = top / "sha256" / digest if workdir else top / name
-    shutil.copytree(system(kind), root, symlinks=True, copy_function=os.link)
+    copy_links(system(kind), root)
     repository = root / place.lstrip("/")
     repository.mkdir(parents=True)
-    write(root, extra or {})
     git(repository, "init", "-q")
     old = commit(repository, {"README": "old\n"}, "before")
     git(repository, "tag", "-a", "-m", "1.0", "v1.0", old)
@@ -163,14 +199,16 @@ def make_image(name, kind, place, shape, setup=None, extra=None, workdir=""):
     write(repository, {"README": "stashed\n"})
     git(repository, "stash")
     git(repository, "hash-object", "-w", "--stdin", stdin="nothing names this text\n")
+    FUTURE[name] = (solved, tested, git(repository, "rev-parse", f"{tested}^{{tree}}"))
     if setup:
         commit(repository, setup, "SWE-bench")
+    write(root, extra or {})
     if workdir:
         record = {"config": {"env": {}, "user": "", "workdir": workdir}}
         root.with_name(f"{digest}.json").write_text(json.dumps(record))
         _made((top / name).parent)
         (top / name).symlink_to(root)
-    give(repository, NOBODY)
+    give(root, NOBODY)
     names = {key: json.dumps(shape[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     return {
         "instance_id": name.replace("/", "__").replace(":", "-"),

@@ -143,14 +143,19 @@ NODE = {
 }
 IMAGES = {
     "swebench/sweb.eval.src:latest": (
-        "python",
+        "full",
         "/testbed",
         SRC_LAYOUT,
         {"setup": {"pytest.ini": f"{CONFIG}# built\n"}},
     ),
-    "swebench/sweb.eval.plain:latest": ("python", "/testbed", SRC_LAYOUT, {}),
-    "tests/django:1": ("python", "/app", DJANGO, {"workdir": "/app/tests"}),
-    "tests/sympy:1": ("shell", "/testbed", SYMPY, {"extra": {"testbed/ignored.o": "x"}}),
+    "swebench/sweb.eval.plain:latest": ("full", "/testbed", SRC_LAYOUT, {}),
+    "tests/django:1": ("full", "/app", DJANGO, {"workdir": "/app/tests"}),
+    "tests/sympy:1": (
+        "shell",
+        "/testbed",
+        SYMPY,
+        {"setup": {"README": "built\n"}, "extra": {"testbed/x/[a] b*#.o": "x"}},
+    ),
     "tests/tap:1": (
         "shell",
         "/srv/the project",
@@ -163,4 +168,4 @@ IMAGES = {
 }
 """Images by their names: kind, place of the repository, shape, and what else ``make_image`` is given."""
 if shutil.which("node"):
-    IMAGES["tests/node:1"] = ("node", "/app", NODE, {"workdir": "/app"})
+    IMAGES["tests/node:1"] = ("full", "/app", NODE, {"workdir": "/app"})
