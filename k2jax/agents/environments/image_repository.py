@@ -31,7 +31,9 @@ _MOST_UNTRACKED = MEBI
 _REFUSED = 9
 _clean: dict[tuple[str, str, str], None] = {}
 """Images, folders and base commits that hold nothing of the future: they need not be looked through again."""
-_MOST_CLEAN = 10_000
+_places: dict[tuple[Any, ...], ImagePlace] = {}
+"""Where repositories are, by image, folder and variables of a task."""
+_MOST_KNOWN = 10_000
 
 
 class ImagePlace(NamedTuple):
@@ -109,13 +111,15 @@ class ImageRepositoryEnvironment(ToolEnvironment):
         return {"patch": "", "too_large": False, "error": "the patch is no text", **place}
 
     async def _find(self, task: Task) -> None:
-        """Looks through the image in a sandbox of its own: the folder of another one must be known when it opens."""
+        """Looks through an image once, in a sandbox of its own: another one's folder must be known when it opens."""
         if not task.image or self.services.backend is None:
             what = "a backend of sandboxes" if task.image else "an image"
             raise UserError(f"the task {task.id!r} needs {what} for its environment 'image_repository'")
-        spec = SandboxSpec(image=task.image, limits=task.limits.of(LIMITS), env=task.metadata[PLACE]["env"])
-        async with await self.services.backend().open(spec) as sandbox:
-            self._place = await find_repository(task, sandbox)
+        if (place := _places.get(_key(task, task.metadata[PLACE]["workdir"]))) is None:
+            spec = SandboxSpec(image=task.image, limits=task.limits.of(LIMITS), env=task.metadata[PLACE]["env"])
+            async with await self.services.backend().open(spec) as sandbox:
+                place = await find_repository(task, sandbox)
+        self._place = place
 
 
 async def find_repository(task: Task, sandbox: Sandbox, folder: str = "") -> ImagePlace:
@@ -126,7 +130,10 @@ async def find_repository(task: Task, sandbox: Sandbox, folder: str = "") -> Ima
         SandboxError: the sandbox failed.
     """
     own = task.metadata[PLACE]
-    result = await run_script(sandbox, image_scripts.INSPECT, (folder or own["workdir"],))
+    asked = folder or own["workdir"]
+    if (place := _places.get(_key(task, asked))) is not None:
+        return place
+    result = await run_script(sandbox, image_scripts.INSPECT, (asked,))
     lines = result.stdout.decode(errors="replace").split("\n")
     if result.code or len(lines) < 3:
         raise EnvironmentFailedError(f"the image {task.image!r} of the task {task.id!r}: {reason_of(result)}")
@@ -134,7 +141,13 @@ async def find_repository(task: Task, sandbox: Sandbox, folder: str = "") -> Ima
     env = dict(own["env"])
     if prefix and "PATH" not in env:
         env |= {"PATH": f"{prefix}/bin:{path}", "CONDA_PREFIX": prefix, "CONDA_DEFAULT_ENV": "testbed"}
+    if len(_places) < _MOST_KNOWN:
+        _places[_key(task, asked)] = _places[_key(task, found)] = ImagePlace(found, env)
     return ImagePlace(found, env)
+
+
+def _key(task: Task, folder: str) -> tuple[Any, ...]:
+    return task.image, folder, *task.metadata[PLACE]["env"].items()
 
 
 async def begin(task: Task, sandbox: Sandbox, folder: str) -> Beginning:
@@ -154,7 +167,7 @@ async def begin(task: Task, sandbox: Sandbox, folder: str) -> Beginning:
         raise EnvironmentFailedError(f"{folder} of the image {task.image!r} has too many files that git does not know")
     if result.code or state not in (b"clean", b"packed"):
         raise EnvironmentFailedError(f"the image {task.image!r} of the task {task.id!r}: {reason_of(result)}")
-    if state == b"clean" and len(_clean) < _MOST_CLEAN:
+    if state == b"clean" and len(_clean) < _MOST_KNOWN:
         _clean[key] = None
     return Beginning(tree.decode(), [path for path in paths.split(b"\0") if path])
 

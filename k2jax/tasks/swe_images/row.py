@@ -13,7 +13,7 @@ from typing import Any
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.tasks.swe_images.log_parsers import parser_for, parser_named
-from k2jax.tasks.swe_images.test_command import default_command
+from k2jax.tasks.swe_images.row_commands import default_command
 
 _MOST_TEXT = 8 << 20
 """Characters of a statement, a patch or a command."""

@@ -20,7 +20,7 @@ from k2jax.agents.sandbox.types import MEBI
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import Verifier
 from k2jax.tasks.swe_images.log_parsers import LARGEST_LOG, read_log
-from k2jax.tasks.swe_images.test_command import marked_log, test_files, test_script
+from k2jax.tasks.swe_images.row_commands import files_of_tests, marked_log, script_of
 from k2jax.trajectory import Reward, Trajectory
 
 TIMEOUT = 1800.0
@@ -133,7 +133,7 @@ def guarded(task: Task) -> set[bytes]:
     """Files of listed tests that the reference patch does not change; a patch of an agent does not reach them."""
     names = (*task.metadata["fail_to_pass"], *task.metadata["pass_to_pass"])
     reference = task.metadata["patch"]
-    return {file.encode(errors="replace") for file in test_files(names) if f" b/{file}\n" not in reference}
+    return {file.encode(errors="replace") for file in files_of_tests(names) if f" b/{file}\n" not in reference}
 
 
 async def run_tests(task: Task, sandbox: Sandbox, folder: str, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -143,7 +143,7 @@ async def run_tests(task: Task, sandbox: Sandbox, folder: str, env: Mapping[str,
         SandboxError: the sandbox failed.
     """
     secret = secrets.token_hex(16)
-    await sandbox.write(_SCRIPT, test_script(task.metadata["commands"], secret).encode())
+    await sandbox.write(_SCRIPT, script_of(task.metadata["commands"], secret).encode())
     result = await sandbox.exec(
         ["/bin/sh", "-c", _SHELL, _SCRIPT],
         cwd=folder,

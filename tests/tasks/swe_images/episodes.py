@@ -16,7 +16,7 @@ from k2jax.trajectory import Trajectory
 from tests.tasks.swe_images.images import folder_of_images, make_image
 from tests.tasks.swe_images.shapes import EVAL_SCRIPT, IMAGES
 
-SRC, PLAIN = "swebench/sweb.eval.src:latest", "swebench/sweb.eval.plain:latest"
+SRC = "swebench/sweb.eval.src:latest"
 SYMPY_IMAGE, TAP_IMAGE, LIVE_IMAGE = "tests/sympy:1", "tests/tap:1", "tests/live:1"
 
 

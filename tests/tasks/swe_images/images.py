@@ -86,6 +86,8 @@ def system(kind):
 def copy_links(source, target):
     """Copies a folder; its files are links to the same ones, which nobody writes to."""
     shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+    for folder, _, _ in os.walk(target) if os.geteuid() == 0 else ():
+        os.chown(folder, NOBODY, NOBODY)
 
 
 def add_programs(root, programs):
@@ -203,12 +205,12 @@ def make_image(name, kind, place, shape, setup=None, extra=None, workdir=""):
     if setup:
         commit(repository, setup, "SWE-bench")
     write(root, extra or {})
+    give(repository, NOBODY)
     if workdir:
         record = {"config": {"env": {}, "user": "", "workdir": workdir}}
         root.with_name(f"{digest}.json").write_text(json.dumps(record))
         _made((top / name).parent)
         (top / name).symlink_to(root)
-    give(root, NOBODY)
     names = {key: json.dumps(shape[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     return {
         "instance_id": name.replace("/", "__").replace(":", "-"),

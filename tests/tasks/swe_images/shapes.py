@@ -148,7 +148,6 @@ IMAGES = {
         SRC_LAYOUT,
         {"setup": {"pytest.ini": f"{CONFIG}# built\n"}},
     ),
-    "swebench/sweb.eval.plain:latest": ("full", "/testbed", SRC_LAYOUT, {}),
     "tests/django:1": ("full", "/app", DJANGO, {"workdir": "/app/tests"}),
     "tests/sympy:1": (
         "shell",

@@ -29,14 +29,15 @@ def scorer():
 
 
 def test_the_command_checks_rows_of_all_shapes(tmp_path):
+    """The last row is SWE-bench's of old: it names neither image nor command nor parser."""
     rows = [row(name) for name in IMAGES]
-    named = rows[1]["image_name"].replace("plain", "{id}")
-    rows.append(rows[1] | {"instance_id": "PLAIN", "problem_statement": "Another.", "image_name": None})
+    old = dict.fromkeys(("eval_script", "log_parser", "eval_type", "image_name"))
+    rows.append(rows[0] | old | {"instance_id": "SRC", "problem_statement": "Another."})
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     printed, values = io.StringIO(), flags.FlagValues()
     define(values)
-    options = f"--options=path={path},image={named.removeprefix('docker.io/')}"
+    options = f"--options=path={path},image={SRC.replace('src', '{id}')}"
     values(["check", options, f"--images={folder_of_images()}", "--split=all"])
     with contextlib.redirect_stdout(printed):
         assert main(values, "swe_images") == 0, printed.getvalue()

@@ -35,18 +35,18 @@ def default_command(repository: str, language: str, test_patch: str, names: Iter
         return f"{_DJANGO} {shlex.join(labels)}"
     if repository == "sympy/sympy" and touched:
         return f"{_SYMPY} {shlex.join(touched)}"
-    if not (files := test_files(names)):
+    if not (files := files_of_tests(names)):
         raise UserError("it has no test_cmd, and the names of its tests no files for pytest")
     return f"python -m pytest -rA {shlex.join(files)}"
 
 
-def test_files(names: Iterable[str]) -> list[str]:
+def files_of_tests(names: Iterable[str]) -> list[str]:
     """The files of tests that are named as by pytest, ``path.py::name``."""
     files = (name.partition("::")[0] for name in names if "::" in name)
     return list(dict.fromkeys(file for file in files if _PYTHON_FILE.fullmatch(file) and not file.startswith("-")))
 
 
-def test_script(commands: Sequence[str], secret: str) -> str:
+def script_of(commands: Sequence[str], secret: str) -> str:
     """A program of a shell that runs commands one after the other and marks what the last of them print.
 
     Args:
@@ -64,7 +64,7 @@ def marked_log(output: bytes, secret: str, marked: bool) -> bytes | None:
     """What a script has printed between its marks; None where they are not there, because it did not come to its end.
 
     Args:
-        output: of ``test_script``.
+        output: of ``script_of``.
         secret: of the marks.
         marked: whether of that only what stands between SWE-bench's own marks counts, if they are there.
     """
