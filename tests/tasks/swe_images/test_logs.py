@@ -2,14 +2,18 @@
 
 import asyncio
 from pathlib import Path
+import re
 import time
 import tracemalloc
 
 import pytest
 
+from k2jax.agents.sandbox import ExecResult
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.tasks.swe_images import log_parsers
 from k2jax.tasks.swe_images.log_parsers import LARGEST_LOG, parser_for, parser_named, read_log
+from k2jax.tasks.swe_images.verifier import run_tests
 
 LOGS = Path(__file__).with_name("logs")
 OUTER = ("passes", "fails", "is skipped", "is to do", "passes in it")
@@ -290,12 +294,28 @@ def test_of_many_tests_those_are_kept_that_are_listed():
     tracemalloc.stop()
 
 
-def test_event_loops_go_on_while_logs_are_read():
-    async def turns():
-        reading, count = asyncio.create_task(asyncio.to_thread(read_log, "pytest", b"PASSED a\n" * 50_000, ["a"])), 0
-        while not reading.done():
-            await asyncio.sleep(0.005)
-            count += 1
-        return count
+class _Printing:
+    """Stands in for a sandbox whose commands print a long log."""
 
-    assert asyncio.run(turns()) > 2
+    async def write(self, path, data):
+        begin, end = re.findall(r"(?:begin|end)-[0-9a-f]+", data.decode())
+        self._output = f"\n{begin}\n{'PASSED a' * 100}\n{'PASSED t.py::a' + chr(10)}".encode() + b"PASSED a\n" * 60_000
+        self._output += f"\n{end}\n".encode()
+
+    async def exec(self, argv, **settings):
+        return ExecResult(0, self._output, b"", 0.0)
+
+
+def test_event_loops_go_on_while_logs_are_read():
+    metadata = {"fail_to_pass": ["t.py::a"], "pass_to_pass": [], "parser": "pytest", "marked": False}
+    task = Task("one", "swe_images", (), "swe_images", metadata=metadata | {"commands": ["", "pytest", ""]})
+
+    async def turns():
+        reading, count = asyncio.create_task(run_tests(task, _Printing(), "/", {})), 0
+        while not reading.done():
+            await asyncio.sleep(0.002)
+            count += 1
+        return count, await reading
+
+    count, ended = asyncio.run(turns())
+    assert count > 5 and ended == ({"t.py::a": "passed"}, "")
