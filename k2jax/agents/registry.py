@@ -132,7 +132,6 @@ environments = Registry(
     {
         "container": "k2jax.agents.environments.container:ContainerEnvironment",
         "files": "k2jax.agents.environments.files:FilesEnvironment",
-        "image_repository": "k2jax.agents.environments.image_repository:ImageRepositoryEnvironment",
         "named_files": "k2jax.agents.environments.files:NamedFilesEnvironment",
         "remote": "k2jax.agents.environments.remote:RemoteEnvironment",
         "repository": "k2jax.agents.environments.repository:RepositoryEnvironment",

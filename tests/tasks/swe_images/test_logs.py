@@ -166,6 +166,10 @@ DOCUMENTED = {
         "PASSED t.py::c[a d]\nSKIPPED [1] t.py:3: not now\nt.py::d PASSED       [ 50%]\n",
         {"t.py::a": "failed", "t.py::b[x": "failed", "t.py::c[a": "failed", "[1]": None, "t.py::d": "passed"},
     ),
+    "parse_log_sympy": (
+        "_________ sympy/core/tests/test_a.py:test_b __________\n____ no_file ____\ntest_c ok     [OK]\n",
+        {"sympy/core/tests/test_a.py:test_b": "failed", "no_file": None, "test_c": "passed"},
+    ),
     "parse_log_cargo": ("test a ... words\nok\ntest b ... more\nFAILED\n", {"a": "passed", "b": "failed"}),
 }
 
@@ -262,7 +266,7 @@ def test_lines_that_are_filled_with_what_patterns_look_for_take_time_in_proporti
             b"A > ",
             b" PASSED",
             b" ... ",
-            b".py:",
+            b"a.py:",
             b" (0s",
             b" - in ",
             b"[ OK ] ",
@@ -271,7 +275,7 @@ def test_lines_that_are_filled_with_what_patterns_look_for_take_time_in_proporti
             b" # ",
             b"-Dtest=",
         ):
-            line = part * (4000 // len(part)) + b"\n"
+            line = b"___ " + part * (4000 // len(part)) + b"\n"
             begun = time.process_time()
             read_log(kind, line * 30, ["a"])
             assert time.process_time() - begun < 0.5, (kind, part)
@@ -282,6 +286,8 @@ def test_more_than_is_read_is_left_out(monkeypatch):
     late = b"\n" * 5000 + b"PASSED t.py::a\n"
     assert read_log("pytest", late, ["t.py::a"]) == {}
     assert read_log("pytest", late[1:], ["t.py::a"]) == {"t.py::a": "passed"}
+    wide = b"t.py::a" + b" " * 5000 + b"PASSED\n"
+    assert read_log("pytest", wide, ["t.py::a"]) == {}
     far = b"x" * LARGEST_LOG + b"\nPASSED t.py::a\n"
     assert read_log("pytest", far, ["t.py::a"]) == {}
 
