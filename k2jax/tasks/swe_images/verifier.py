@@ -34,7 +34,6 @@ _LONGEST_SHOWN = 200
 _INDEX = "/tmp/k2jax-index"
 _SCRIPT = "/tmp/k2jax-tests"
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash "$0"; else exec sh "$0"; fi'
-_ABSENT = b"0" * 40
 _PASSING = {"fail_to_pass": ("passed", "xfailed"), "pass_to_pass": ("passed", "xfailed", "skipped")}
 
 
@@ -186,9 +185,7 @@ def _joined(
     entries = {path: change.after for path, change in tests.items()}
     entries |= {path: change.before for path, change in agent.items() if path in files and path not in tests}
     dropped = [path for path in sorted(agent) if path in entries and agent[path].after != entries[path]]
-    # Removals come first: what is removed may stand in the way of what is written.
-    ordered = sorted(entries.items(), key=lambda item: not item[1].endswith(_ABSENT))
-    lines = b"".join(entry + b"\t" + path + b"\0" for path, entry in ordered)
+    lines = b"".join(entry + b"\t" + path + b"\0" for path, entry in entries.items())
     return lines, [path.decode(errors="replace")[:_LONGEST_SHOWN] for path in dropped]
 
 

@@ -153,7 +153,7 @@ IMAGES = {
         "shell",
         "/testbed",
         SYMPY,
-        {"setup": {"README": "built\n"}, "extra": {"testbed/x/[a] b*#.o": "x"}},
+        {"setup": {"README": "built\n"}, "extra": {"testbed/[a] b*#.o": "x"}},
     ),
     "tests/tap:1": (
         "shell",
