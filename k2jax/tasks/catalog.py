@@ -27,6 +27,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "running_totals": "k2jax.tasks.running_totals.dataset:RunningTotals",
         "search_world": "k2jax.tasks.search_world.dataset:SearchTasks",
         "swe": "k2jax.tasks.swe.dataset:SWETasks",
+        "swe_images": "k2jax.tasks.swe_images.dataset:SWEImageTasks",
         "tables": "k2jax.tasks.tables.dataset:TableTasks",
         "tau2": "k2jax.tasks.tau2.dataset:Tau2Tasks",
         "terminal": "k2jax.tasks.terminal.dataset:TerminalTasks",
@@ -45,6 +46,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "picture_tools": "k2jax.tasks.pictures.oracle:solve",
         "search_world": "k2jax.tasks.search_world.oracle:serial",
         "swe": "k2jax.tasks.oracles:reference_patch",
+        "swe_images": "k2jax.tasks.oracles:reference_patch_on_image",
         "tables": "k2jax.tasks.oracles:answer_line",
         "tau2": "k2jax.tasks.tau2.dataset:reference_service",
         "terminal": "k2jax.tasks.oracles:shell_solution",
@@ -52,6 +54,7 @@ CATALOG: dict[str, dict[str, str]] = {
     },
     "k2jax.environments": {
         "dialogue": "k2jax.tasks.running_totals.dataset:Dialogue",
+        "image_repository": "k2jax.agents.environments.image_repository:ImageRepositoryEnvironment",
         "verifiers": "k2jax.tasks.verifiers.environment:VerifiersEnvironment",
     },
     "k2jax.toolsets": {
@@ -84,6 +87,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "shell_test": "k2jax.tasks.commands.verifier:ShellTest",
         "simulated_apis": "k2jax.tasks.bfcl.verifier:APIStateVerifier",
         "swe": "k2jax.tasks.swe.verifier:SWEVerifier",
+        "swe_images": "k2jax.tasks.swe_images.verifier:SWEImageVerifier",
         "tau2": "k2jax.tasks.tau2.toolset:DeskVerifier",
         "terminal": "k2jax.tasks.terminal.verifier:TerminalVerifier",
         "unit_tests": "k2jax.tasks.code.verifier:UnitTests",

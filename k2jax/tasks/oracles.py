@@ -25,7 +25,18 @@ def canonical_program(task: Task, messages: Sequence[Message]) -> Message:
 
 def reference_patch(task: Task, messages: Sequence[Message]) -> Message:
     """Applies the reference patch of a task in a repository."""
-    command = f"cd {TREE} && git apply - <<'END-OF-PATCH'\n{task.metadata['patch']}\nEND-OF-PATCH"
+    return _applied(f"cd {TREE} && ", task, messages)
+
+
+def reference_patch_on_image(task: Task, messages: Sequence[Message]) -> Message:
+    """Applies the reference patch of a task whose commands begin in its repository."""
+    if not task.metadata["patch"]:
+        raise UserError(f"the row {task.id!r} has no patch, which the oracle applies")
+    return _applied("", task, messages)
+
+
+def _applied(before: str, task: Task, messages: Sequence[Message]) -> Message:
+    command = f"{before}git apply - <<'END-OF-PATCH'\n{task.metadata['patch']}\nEND-OF-PATCH"
     return play_actions([called("shell", command=command)], messages)
 
 
