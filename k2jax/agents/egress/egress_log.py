@@ -58,13 +58,13 @@ class EgressLog:
 
     def __init__(self, hosts: Sequence[str]):
         self._hosts = list(hosts)
-        self._entries: list[EgressEntry] = []
+        self._entries: list[dict[str, Any]] = []
         self._dropped = 0
 
     def add(self, entry: EgressEntry) -> None:
         """Keeps a request that has ended, or counts it where there are many."""
         if len(self._entries) < MOST_ENTRIES:
-            self._entries.append(entry)
+            self._entries.append(entry.to_json())
         else:
             self._dropped += 1
 
@@ -72,7 +72,7 @@ class EgressLog:
         """Adds everything to what a trajectory's metadata have of earlier sandboxes of the episode."""
         known = metadata.get(EGRESS, {"requests": [], "dropped": 0, "sandboxes": 0})
         number, room = known["sandboxes"], MOST_ENTRIES - len(known["requests"])
-        added = [entry.to_json() | {"sandbox": number} for entry in self._entries[:room]]
+        added = [entry | {"sandbox": number} for entry in self._entries[:room]]
         metadata[EGRESS] = {
             "hosts": self._hosts,
             "requests": [*known["requests"], *added],

@@ -44,7 +44,7 @@ class EgressLimits:
         header_seconds: in which the headers of a request arrive [s].
         connect_seconds: in which one address of a host answers [s].
         seconds: of a request or a tunnel [s].
-        total_seconds: from the first on, in which requests are carried out [s].
+        total_seconds: from the opening on, in which requests are carried out [s].
     """
 
     requests: int = 2000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+import functools
 import socket
 
 from k2jax.agents.egress.allow_list import AllowList, Destination, is_address
@@ -12,6 +14,8 @@ from k2jax.client.addresses import is_public, is_translated
 LOOKUP_SECONDS = 10.0
 """In which a name must be resolved [s]."""
 _MOST_ADDRESSES = 8
+_THREADS = ThreadPoolExecutor(8, "names")
+"""Of lookups alone: one whose server says nothing goes on when nobody waits for it any more."""
 
 Lookup = Callable[[str], Awaitable[list[str]]]
 
@@ -22,7 +26,8 @@ async def look_up(host: str) -> list[str]:
     Raises:
         OSError: it has none.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    resolve = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_THREADS, resolve)
     return [entry[4][0] for entry in found]
 
 

@@ -10,7 +10,7 @@ import pytest
 from k2jax.agents.egress import proxy as proxies
 from k2jax.agents.egress.allow_list import AllowList, Destination
 from k2jax.agents.egress.egress_log import EGRESS, MOST_ENTRIES, EgressEntry, EgressLog
-from k2jax.agents.egress.resolver import PinnedResolver
+from k2jax.agents.egress.resolver import PinnedResolver, look_up
 from tests.agents.egress.origins import HELLO, OriginHost, ask, get, logged, named, proxied, status
 
 PRIVATE = """127.0.0.1 127.8.8.8 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1
@@ -87,6 +87,11 @@ async def test_a_redirect_is_passed_on_and_asked_for_again():
             assert status(answer) == 302 and target.encode() in answer
             assert status(await ask(proxy, target)) == 403
     assert elsewhere.asked == []
+
+
+async def test_names_are_resolved_as_this_machine_does():
+    found = await look_up("localhost")
+    assert "127.0.0.1" in found and set(found) <= {"127.0.0.1", "::1"}
 
 
 async def test_hosts_that_do_not_answer_are_named(monkeypatch):
@@ -204,7 +209,7 @@ def test_a_log_is_bounded_and_goes_on_where_an_episode_begins_anew():
         for number in range(count):
             log.add(EgressEntry(at=number, method="GET", path="/" + "x" * 1000, reason="y" * 1000))
         log.add_to(metadata)
-        assert len(log._entries) <= MOST_ENTRIES
+        assert len(log._entries) <= MOST_ENTRIES and max(map(len, map(str, log._entries))) < 1000
     kept = metadata[EGRESS]
     assert (len(kept["requests"]), kept["dropped"], kept["sandboxes"]) == (MOST_ENTRIES, 7, 2)
     assert [entry["sandbox"] for entry in kept["requests"][:4]] == [0, 0, 1, 1] and kept["hosts"] == ["a.example"]

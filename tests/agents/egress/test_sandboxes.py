@@ -78,7 +78,7 @@ async def test_programs_in_a_sandbox_reach_listed_hosts_alone(name, there, monke
     assert fetched.stdout.split() == [b"hello", b"hello", b"403", b"403", b"URLError"], fetched
     assert (missing.code, missing.stderr) == (127, b"no-such-program: No such file or directory\n")
     assert said is None or (said.stdout.startswith(b"HTTP/1.1 200 OK") and said.stdout.endswith(b"hello"))
-    hosts = [entry.host for entry in sandbox.egress._entries if entry.status == 200]
+    hosts = [entry["host"] for entry in sandbox.egress._entries if entry["status"] == 200]
     assert hosts[:2] == ["a.example", "127.0.0.2"] and len(hosts) == 2 + (said is not None)
 
 
@@ -93,7 +93,7 @@ async def test_a_sandbox_with_a_proxy_does_not_reach_services_of_this_machine(th
         result = await sandbox.exec(python(REACH, str(there), own), timeout=30.0)
     backend.close()
     assert (result.code, result.stdout) == (0, b"[]\n"), result
-    assert len(sandbox.egress._entries) == 14 * 3 and not any(entry.received for entry in sandbox.egress._entries)
+    assert len(sandbox.egress._entries) == 14 * 3 and not any(entry["received"] for entry in sandbox.egress._entries)
 
 
 async def test_hosts_that_the_user_has_not_allowed_are_refused_before_anything_runs(there):
