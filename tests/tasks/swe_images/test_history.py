@@ -32,8 +32,8 @@ LOOKS = (
 def test_an_agent_finds_nothing_that_came_after_the_base_commit(tmp_path, scorer):
     for name in (LIVE_IMAGE, SYMPY_IMAGE):
         [task] = tasks_of(tmp_path, row(name))
-        _, shown = episode(scorer, task, *LOOKS)
-        text = "\n".join(shown)
+        _, [text] = episode(scorer, task, "; echo ---; ".join(LOOKS))
+        shown = [part.strip("\n") for part in text.split("---")]
         assert not [each for each in FUTURE[name] if each in text], text
         assert shown[0].splitlines()[:2] == ["refs/heads/main", "refs/tags/v1.0"]
         for word in ("ORIG_HEAD", "origin", "stash", "future", "v2.0", "error", "missing"):
@@ -116,15 +116,9 @@ SETTINGS = "git config diff.noprefix true; git config color.ui always; git confi
 def test_a_patch_is_all_that_differs_whatever_git_was_told(tmp_path, scorer):
     [task] = tasks_of(tmp_path, row(TAP_IMAGE))
     patches = []
-    for more in (
-        "true",
-        "git add -A; git commit -qm mine",
-        f"{SETTINGS}; git checkout -q --orphan other",
-        "rm .git/index",
-    ):
-        played, shown = episode(
-            scorer, task, f"export HOME=/tmp; git config user.email a@b; git config user.name a; {WORK}; {more}"
-        )
+    for more in ("git add -A; git commit -qm mine", f"{SETTINGS}; git checkout -q --orphan other; rm .git/index"):
+        settings = "export HOME=/tmp; git config user.email a@b; git config user.name a"
+        played, shown = episode(scorer, task, f"{settings}; {WORK}; {more}")
         assert shown == [""], shown
         patches.append(patch_of(played))
     assert len(set(patches)) == 1
@@ -132,17 +126,16 @@ def test_a_patch_is_all_that_differs_whatever_git_was_told(tmp_path, scorer):
         assert line in patches[0]
 
 
-def test_patches_of_any_bytes_are_text_and_large_ones_are_none(tmp_path, scorer):
+def test_large_patches_and_those_without_a_repository_are_none(tmp_path, scorer):
     [task] = tasks_of(tmp_path, row(TAP_IMAGE))
-    played, _ = episode(scorer, task, "printf 'a \\377 b\\n' > latin")
-    assert "GIT binary patch" in patch_of(played)
     played, _ = episode(scorer, task, "seq 1 300000 > many")
     assert played.metadata[OUTCOME]["too_large"] and played.reward.info["too_large"] and played.reward.value == 0.0
     played, _ = episode(scorer, task, "rm -rf .git")
     assert patch_of(played) == "" and played.metadata[OUTCOME]["error"] and played.reward.value == 0.0
 
 
-def test_files_that_git_did_not_know_are_no_part_of_a_patch(tmp_path, scorer):
+def test_a_patch_has_any_bytes_and_no_files_that_git_did_not_know(tmp_path, scorer):
     [task] = tasks_of(tmp_path, row(SYMPY_IMAGE))
-    played, shown = episode(scorer, task, "cat *.o; echo y > '[a] b*#.o'; echo y > y")
-    assert shown == ["x"] and "b/y" in patch_of(played) and ".o" not in patch_of(played)
+    played, shown = episode(scorer, task, "cat *.o; echo y > '[a] b*#.o'; printf 'a \\377 b\\n' > latin")
+    assert shown == ["x"] and "b/latin" in patch_of(played) and ".o" not in patch_of(played)
+    assert "GIT binary patch" in patch_of(played)

@@ -99,7 +99,6 @@ def test_commands_that_do_not_come_to_their_end_are_a_reason(tmp_path, scorer):
 
 
 HOSTILE_PATCHES = (
-    "diff --git a/../../x b/../../x\nnew file mode 100644\n--- /dev/null\n+++ b/../../x\n@@ -0,0 +1 @@\n+x\n",
     "diff --git a/.git/x b/.git/x\nnew file mode 100755\n--- /dev/null\n+++ b/.git/x\n@@ -0,0 +1 @@\n+x\n",
     "diff --git a/lib.sh b/lib.sh\n--- a/lib.sh\n+++ b/lib.sh\n@@ -1 +1 @@\n-other\n+words\n",
     "\0\ud800",
