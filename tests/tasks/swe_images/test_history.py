@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environment import OUTCOME, EnvironmentMaker
 from k2jax.agents.environments import image_repository
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
@@ -139,3 +139,20 @@ def test_a_patch_has_any_bytes_and_no_files_that_git_did_not_know(tmp_path, scor
     played, shown = episode(scorer, task, "cat *.o; echo y > '[a] b*#.o'; printf 'a \\377 b\\n' > latin")
     assert shown == ["x"] and "b/latin" in patch_of(played) and ".o" not in patch_of(played)
     assert "GIT binary patch" in patch_of(played)
+
+
+def test_an_agent_with_tools_of_its_own_works_in_the_repository(tmp_path):
+    [task] = tasks_of(tmp_path, row(TAP_IMAGE))
+    image_repository._places.clear()
+
+    async def worked():
+        environment = EnvironmentMaker("bubblewrap", images=folder_of_images(), repositories=None).make(task)
+        sandbox = await environment.open_workspace(task, SandboxSpec())
+        try:
+            result = await sandbox.exec(["sh", "-c", "git log --all --format=%s | sort; echo more >> lib.sh"])
+            return environment.folder, result.stdout, await environment.collect()
+        finally:
+            await environment.close()
+
+    folder, subjects, outcome = asyncio.run(worked())
+    assert (folder, subjects) == ("/srv/the project", b"base\nbefore\n") and "+more" in outcome["patch"]
