@@ -2,9 +2,8 @@
 
 A package adds one by an entry point of the group ``k2jax.datasets``, ``k2jax.environments``, ``k2jax.toolsets``,
 ``k2jax.apis``, ``k2jax.scaffolds``, ``k2jax.components``, ``k2jax.oracles``, ``k2jax.verifiers`` or
-``k2jax.hack_checks``, whose name is used in configs and tasks and whose value is ``module:attribute``; or many at once
-by one of the group ``k2jax.catalogs``, whose value is a table of paths by name for each of these groups, as
-``k2jax.tasks.catalog`` has. Modules are imported when a name is first used.
+``k2jax.hack_checks``, whose name is used in configs and tasks and whose value is ``module:attribute``; or many by one
+of the group ``k2jax.catalogs``, with a table as in ``k2jax.tasks.catalog``. Modules are imported at their first use.
 
 Where a config or a task names what has options, they stand behind the name: ``"search corpus=docs.jsonl results=3"``.
 """
@@ -131,6 +130,7 @@ environments = Registry(
     {
         "container": "k2jax.agents.environments.container:ContainerEnvironment",
         "files": "k2jax.agents.environments.files:FilesEnvironment",
+        "image_repository": "k2jax.agents.environments.image_repository:ImageRepositoryEnvironment",
         "named_files": "k2jax.agents.environments.files:NamedFilesEnvironment",
         "remote": "k2jax.agents.environments.remote:RemoteEnvironment",
         "repository": "k2jax.agents.environments.repository:RepositoryEnvironment",

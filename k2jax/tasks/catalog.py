@@ -54,7 +54,6 @@ CATALOG: dict[str, dict[str, str]] = {
     },
     "k2jax.environments": {
         "dialogue": "k2jax.tasks.running_totals.dataset:Dialogue",
-        "image_repository": "k2jax.agents.environments.image_repository:ImageRepositoryEnvironment",
         "verifiers": "k2jax.tasks.verifiers.environment:VerifiersEnvironment",
     },
     "k2jax.toolsets": {

@@ -22,7 +22,10 @@ _JSON = re.compile(r"\[(PASSED|FAILED)\] (.+)")
 
 
 def tap_log(lines: Iterator[str]) -> Verdicts:
-    """Lines ``ok 1 - title`` and ``not ok``; those of suites stand below their tests, which are indented."""
+    """Lines ``ok 1 - title`` and ``not ok``; those of suites stand below their tests, which are indented.
+
+    Published lists name tests with the hyphen, and with ``# SKIP`` where there is one.
+    """
     for raw in lines:
         line = raw.strip().removesuffix("{").rstrip()
         if not (match := _TAP.fullmatch(line)):
@@ -31,7 +34,7 @@ def tap_log(lines: Iterator[str]) -> Verdicts:
         kind = "passed" if match[1] == "ok" else "failed"
         if directive.lower().startswith(("skip", "todo")):
             kind = "skipped"
-        for name in {title.strip(), title.strip().removeprefix("- ")}:
+        for name in {title.strip(), title.strip().removeprefix("- "), (match[2] or "").strip()}:
             yield name, kind
 
 

@@ -1,30 +1,24 @@
-"""Episodes on the images of tests, and verdicts on patches, with one maker of environments and one scorer."""
+"""Episodes on the images of tests, and verdicts on patches."""
 
 import asyncio
-import contextlib
+import dataclasses
 import functools
 import json
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import OUTCOME, EnvironmentMaker
+from k2jax.agents.rewards import checked_reward
 from k2jax.agents.sandbox.backends import make_backend
-from k2jax.agents.scaffolds.scripted import called, play_actions
-from k2jax.agents.scorer import Scorer
-from k2jax.agents.verifier_pool.pool import VerifierPool
-from k2jax.tasks.oracle_check import play_all
-from k2jax.trajectory import Trajectory
+from k2jax.agents.sandbox.types import WORK
+from k2jax.agents.scaffolds.scripted import called, play, play_actions
+from k2jax.errors import InfrastructureError
+from k2jax.tasks.swe_images.verifier import SWEImageVerifier
+from k2jax.trajectory import Reward, Trajectory
 from tests.tasks.swe_images.images import folder_of_images, make_image
 from tests.tasks.swe_images.shapes import EVAL_SCRIPT, IMAGES
 
 SRC = "swebench/sweb.eval.src:latest"
 SYMPY_IMAGE, TAP_IMAGE, LIVE_IMAGE = "tests/sympy:1", "tests/tap:1", "tests/live:1"
-
-
-@contextlib.contextmanager
-def shared_scorer():
-    """What all tests of a file have together."""
-    with VerifierPool(workers=1, timeout=60.0, retries=0) as pool:
-        yield Scorer(pool, backend=make_backend("bubblewrap", images=folder_of_images()))
 
 
 @functools.cache
@@ -44,17 +38,39 @@ def tasks_of(folder, *rows, options=()):
     return load_tasks("swe_images", (f"path={folder}/rows.jsonl", *options), "all")
 
 
-def episode(scorer, task, *commands):
-    """An episode of an agent that runs commands of a shell, scored, and what it was shown."""
+def episode(task, *commands, scored=True):
+    """An episode of an agent that runs commands of a shell, with its reward, and what it was shown."""
     actions = [called("shell", command=command) for command in commands]
     maker = EnvironmentMaker("bubblewrap", images=folder_of_images(), repositories=None)
-    [played] = asyncio.run(play_all([task], lambda _, messages: play_actions(actions, messages), maker, scorer, 1))
-    return played, [node.message["content"] for node in played.nodes if node.message["role"] == "tool"]
+
+    async def played():
+        trajectory = await play(task, maker.make(task), lambda _, messages: play_actions(actions, messages))
+        assert not trajectory.error, trajectory.error
+        trajectory.reward = await _score(task, trajectory) if scored else None
+        return trajectory
+
+    trajectory = asyncio.run(played())
+    return trajectory, [node.message["content"] for node in trajectory.nodes if node.message["role"] == "tool"]
 
 
-def verdict(scorer, task, patch, folder):
+def verdict(task, patch, folder):
     """The reward of a patch, or why there is none."""
     trajectory = Trajectory(task.id, task.domain, (0, 0, 0), status="finished")
     trajectory.metadata[OUTCOME] = {"patch": patch, "too_large": False, "folder": folder}
-    asyncio.run(scorer.judge(task, trajectory))
-    return trajectory.reward or trajectory.error
+    try:
+        return asyncio.run(_score(task, trajectory))
+    except InfrastructureError as error:
+        return str(error)
+
+
+async def _score(task, trajectory):
+    """The verdict in a fresh sandbox, as a scorer opens it, without the processes of function verifiers."""
+    async with await fresh_sandbox(task) as sandbox:
+        return Reward(**checked_reward(await SWEImageVerifier().score(task, trajectory, sandbox)))
+
+
+async def fresh_sandbox(task):
+    """A sandbox of the verifier of a task."""
+    spec = SWEImageVerifier.spec
+    spec = dataclasses.replace(spec, image=task.image, limits=task.limits.of(spec.limits), workdir=WORK)
+    return await make_backend("bubblewrap", images=folder_of_images()).open(spec)

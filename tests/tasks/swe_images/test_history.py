@@ -5,20 +5,13 @@ import subprocess
 
 import pytest
 
-from k2jax.agents.environment import OUTCOME
+from k2jax.agents.environment import OUTCOME, EnvironmentMaker
 from k2jax.agents.environments import image_repository
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
-from tests.tasks.swe_images.episodes import LIVE_IMAGE, SYMPY_IMAGE, TAP_IMAGE, episode, row, shared_scorer, tasks_of
+from tests.tasks.swe_images.episodes import LIVE_IMAGE, SYMPY_IMAGE, TAP_IMAGE, episode, row, tasks_of
 from tests.tasks.swe_images.images import FUTURE, folder_of_images, git, make_image
 from tests.tasks.swe_images.shapes import TAP
-
-
-@pytest.fixture(scope="module")
-def scorer():
-    with shared_scorer() as scorer:
-        yield scorer
-
 
 LOOKS = (
     "git for-each-ref --format='%(refname)'; git remote; git stash list; git reflog; ls .git; ls -R .git/logs",
@@ -29,11 +22,11 @@ LOOKS = (
 )
 
 
-def test_an_agent_finds_nothing_that_came_after_the_base_commit(tmp_path, scorer):
+def test_an_agent_finds_nothing_that_came_after_the_base_commit(tmp_path):
     for name in (LIVE_IMAGE, SYMPY_IMAGE):
         [task] = tasks_of(tmp_path, row(name))
-        _, shown = episode(scorer, task, *LOOKS)
-        text = "\n".join(shown)
+        _, [text] = episode(task, "; echo ---; ".join(LOOKS), scored=False)
+        shown = [part.strip("\n") for part in text.split("---")]
         assert not [each for each in FUTURE[name] if each in text], text
         assert shown[0].splitlines()[:2] == ["refs/heads/main", "refs/tags/v1.0"]
         for word in ("ORIG_HEAD", "origin", "stash", "future", "v2.0", "error", "missing"):
@@ -43,7 +36,7 @@ def test_an_agent_finds_nothing_that_came_after_the_base_commit(tmp_path, scorer
         assert set(shown[2].split()) == set(shown[3].split()) and "nothing names" not in shown[4], shown
 
 
-def test_an_image_without_a_future_is_looked_through_once(tmp_path, scorer, monkeypatch):
+def test_an_image_without_a_future_is_looked_through_once(tmp_path, monkeypatch):
     fields = make_image("tests/clean:1", "shell", "/testbed", TAP)
     repository = f"{folder_of_images()}/tests/clean:1/testbed"
     for command in ("tag -d v2.0", "branch -D future", "update-ref -d refs/remotes/origin/main", "stash drop -q"):
@@ -62,7 +55,7 @@ def test_an_image_without_a_future_is_looked_through_once(tmp_path, scorer, monk
     monkeypatch.setattr(image_repository, "run_script", recorded)
     [task] = tasks_of(tmp_path, fields | {"workdir": ""})
     for _ in range(2):
-        _, shown = episode(scorer, task, "ls .git/objects/pack/*.pack | wc -l; git log --format=%s")
+        _, shown = episode(task, "ls .git/objects/pack/*.pack | wc -l; git log --format=%s", scored=False)
         assert shown == ["1\nbase\nbefore"]
     assert known == ["", "clean"]
 
@@ -113,18 +106,12 @@ WORK = "printf 'a\\0b' > new.bin; echo x > 'a file'; chmod +x 'a file'; rm READM
 SETTINGS = "git config diff.noprefix true; git config color.ui always; git config diff.mnemonicPrefix true"
 
 
-def test_a_patch_is_all_that_differs_whatever_git_was_told(tmp_path, scorer):
+def test_a_patch_is_all_that_differs_whatever_git_was_told(tmp_path):
     [task] = tasks_of(tmp_path, row(TAP_IMAGE))
     patches = []
-    for more in (
-        "true",
-        "git add -A; git commit -qm mine",
-        f"{SETTINGS}; git checkout -q --orphan other",
-        "rm .git/index",
-    ):
-        played, shown = episode(
-            scorer, task, f"export HOME=/tmp; git config user.email a@b; git config user.name a; {WORK}; {more}"
-        )
+    for more in ("git add -A; git commit -qm mine", f"{SETTINGS}; git checkout -q --orphan other; rm .git/index"):
+        settings = "export HOME=/tmp; git config user.email a@b; git config user.name a"
+        played, shown = episode(task, f"{settings}; {WORK}; {more}", scored=False)
         assert shown == [""], shown
         patches.append(patch_of(played))
     assert len(set(patches)) == 1
@@ -132,17 +119,33 @@ def test_a_patch_is_all_that_differs_whatever_git_was_told(tmp_path, scorer):
         assert line in patches[0]
 
 
-def test_patches_of_any_bytes_are_text_and_large_ones_are_none(tmp_path, scorer):
+def test_large_patches_and_those_without_a_repository_are_none(tmp_path):
     [task] = tasks_of(tmp_path, row(TAP_IMAGE))
-    played, _ = episode(scorer, task, "printf 'a \\377 b\\n' > latin")
-    assert "GIT binary patch" in patch_of(played)
-    played, _ = episode(scorer, task, "seq 1 300000 > many")
+    played, _ = episode(task, "seq 1 300000 > many")
     assert played.metadata[OUTCOME]["too_large"] and played.reward.info["too_large"] and played.reward.value == 0.0
-    played, _ = episode(scorer, task, "rm -rf .git")
+    played, _ = episode(task, "rm -rf .git")
     assert patch_of(played) == "" and played.metadata[OUTCOME]["error"] and played.reward.value == 0.0
 
 
-def test_files_that_git_did_not_know_are_no_part_of_a_patch(tmp_path, scorer):
+def test_a_patch_has_any_bytes_and_no_files_that_git_did_not_know(tmp_path):
     [task] = tasks_of(tmp_path, row(SYMPY_IMAGE))
-    played, shown = episode(scorer, task, "cat *.o; echo y > '[a] b*#.o'; echo y > y")
-    assert shown == ["x"] and "b/y" in patch_of(played) and ".o" not in patch_of(played)
+    played, shown = episode(task, "cat *.o; echo y > '[a] b*#.o'; printf 'a \\377 b\\n' > latin", scored=False)
+    assert shown == ["x"] and "b/latin" in patch_of(played) and ".o" not in patch_of(played)
+    assert "GIT binary patch" in patch_of(played)
+
+
+def test_an_agent_with_tools_of_its_own_works_in_the_repository(tmp_path):
+    [task] = tasks_of(tmp_path, row(TAP_IMAGE))
+    image_repository._places.clear()
+
+    async def worked():
+        environment = EnvironmentMaker("bubblewrap", images=folder_of_images(), repositories=None).make(task)
+        sandbox = await environment.open_workspace(task, SandboxSpec())
+        try:
+            result = await sandbox.exec(["sh", "-c", "git log --all --format=%s | sort; echo more >> lib.sh"])
+            return environment.folder, result.stdout, await environment.collect()
+        finally:
+            await environment.close()
+
+    folder, subjects, outcome = asyncio.run(worked())
+    assert (folder, subjects) == ("/srv/the project", b"base\nbefore\n") and "+more" in outcome["patch"]

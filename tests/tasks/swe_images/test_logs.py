@@ -79,7 +79,11 @@ RECORDED = {
         },
     ),
     "node_spec": ("node", JAVASCRIPT | {"outer > inner > passes in it": "passed", "outer": "failed"}),
-    "node_tap": ("parse_log_tap", JAVASCRIPT | {"- passes": "passed", "- fails": "failed", "outer": "failed"}),
+    "node_tap": (
+        "parse_log_tap",
+        JAVASCRIPT
+        | {"- passes": "passed", "- fails": "failed", "- is skipped # SKIP not now": "skipped", "outer": "failed"},
+    ),
     "mocha": (
         "parse_log_js_2",
         {name: kind for name, kind in JAVASCRIPT.items() if name != "is to do"} | {"is slow": "passed"},

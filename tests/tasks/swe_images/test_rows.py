@@ -1,31 +1,28 @@
 """Rows on images of six shapes: the reference patch earns 1, doing nothing 0; patches that must not help."""
 
+import asyncio
 import contextlib
 import io
 import json
 
 from absl import flags
-import pytest
 
+from k2jax.agents.environments.image_repository import begin
 from k2jax.tasks.oracle_check import define, main
+from k2jax.tasks.swe_images.verifier import compose, run_tests
+from k2jax.trajectory import Reward
 from tests.tasks.swe_images.episodes import (
     LIVE_IMAGE,
     SRC,
     TAP_IMAGE,
     episode,
+    fresh_sandbox,
     row,
-    shared_scorer,
     tasks_of,
     verdict,
 )
 from tests.tasks.swe_images.images import FUTURE, folder_of_images
 from tests.tasks.swe_images.shapes import IMAGES
-
-
-@pytest.fixture(scope="module")
-def scorer():
-    with shared_scorer() as scorer:
-        yield scorer
 
 
 def test_the_command_checks_rows_of_all_shapes(tmp_path):
@@ -48,36 +45,35 @@ def test_the_command_checks_rows_of_all_shapes(tmp_path):
 CHEATS = {
     "new tests in the place of those that judge": ("echo 'test_new() { true; }' > tests/new.sh", ["tests/new.sh"]),
     "a link in the place of the folder of tests": ("mkdir easy; mv tests/* easy; rmdir tests; ln -s easy tests", None),
-    "no tests that fail without the solution": ("rm -r tests; echo > tests", None),
 }
 SOLVE = "printf 'def f(x):\\n    return x + 1\\n' > src/pkg/__init__.py"
 
 
-def test_patches_that_edit_the_tests_do_not_help_and_are_named(tmp_path, scorer):
+def test_patches_that_edit_the_tests_do_not_help_and_are_named(tmp_path):
     [task] = tasks_of(tmp_path, row(TAP_IMAGE))
     for cheat, (command, dropped) in CHEATS.items():
-        played, _ = episode(scorer, task, command)
+        played, _ = episode(task, command)
         assert played.reward.value == 0.0 and played.reward.parts["fail_to_pass"] == 0.0, (cheat, played.reward)
         assert dropped in (None, played.reward.info["dropped"]), (cheat, played.reward)
 
 
-def test_files_of_listed_tests_are_as_they_were_and_a_solution_counts_nevertheless(tmp_path, scorer):
+def test_files_of_listed_tests_are_as_they_were_and_a_solution_counts_nevertheless(tmp_path):
     """The second file is none of the test patch's; the image has a commit of its build on top of the base."""
     [task] = tasks_of(tmp_path, row(SRC))
     cheat = "echo 'def test_old(): assert 0' > tests/test_old.py; echo 'import nowhere' > tests/conftest.py"
-    played, shown = episode(scorer, task, f"{cheat}; {SOLVE}", "git log --format=%s; python -c 'print(3)'")
+    played, shown = episode(task, f"{cheat}; {SOLVE}", "git log --format=%s; python -c 'print(3)'")
     assert played.reward.value == 1.0 and shown[1] == "SWE-bench\nbase\nbefore\n3", (played.reward, shown)
     assert played.reward.info["dropped"] == ["tests/conftest.py", "tests/test_old.py"]
 
 
-def test_parts_say_which_tests_are_missing_and_failed(tmp_path, scorer):
+def test_parts_say_which_tests_are_missing_and_failed(tmp_path):
     fields = row(TAP_IMAGE)
     [task] = tasks_of(tmp_path, fields | {"PASS_TO_PASS": ["test_old", "test_nowhere"], "patch": ""})
-    reward = verdict(scorer, task, fields["patch"], "/srv/the project")
+    reward = verdict(task, fields["patch"], "/srv/the project")
     assert reward.value == 0.0 and dict(reward.parts) == {"fail_to_pass": 1.0, "pass_to_pass": 0.5}
     assert reward.info["missing"] == ["test_nowhere"] and reward.info["failed"] == []
     wrong = fields["patch"].replace("$1 + 1", "$1 + 2")
-    assert verdict(scorer, task, wrong, "/srv/the project").info["failed"] == ["test_new"]
+    assert verdict(task, wrong, "/srv/the project").info["failed"] == ["test_new"]
 
 
 TESTS = {
@@ -88,32 +84,42 @@ TESTS = {
 }
 
 
-def test_commands_that_do_not_come_to_their_end_are_a_reason(tmp_path, scorer):
-    fields = row(LIVE_IMAGE)
-    solved = fields["patch"]
-    for command, reason in TESTS.items():
-        [task] = tasks_of(tmp_path, fields | {"test_cmds": [command], "print_cmds": [], "timeout": 1})
-        reward = verdict(scorer, task, solved, "/testbed")
-        assert reward.value == 0.0 and reward.info["ended"].startswith(reason), (command, reward)
-        assert bool(reward.info["ended"]) == bool(reason) and len(str(reward.info)) < 1500, (command, reward)
+def test_commands_that_do_not_come_to_their_end_are_a_reason(tmp_path):
+    fields = row(LIVE_IMAGE) | {"print_cmds": [], "timeout": 1}
+    rows = [fields | {"instance_id": str(number), "test_cmds": [command]} for number, command in enumerate(TESTS)]
+    tasks = tasks_of(tmp_path, *rows)
+
+    async def ran():
+        async with await fresh_sandbox(tasks[0]) as sandbox:
+            return [await run_tests(task, sandbox, "/testbed", {}) for task in tasks]
+
+    for (ended, reason), (command, expected) in zip(asyncio.run(ran()), TESTS.items(), strict=True):
+        assert ended == {} and reason.startswith(expected) and len(reason) < 500, (command, reason)
+        assert bool(reason) == bool(expected), (command, reason)
+    reward = verdict(tasks[0], fields["patch"], "/testbed")
+    assert reward.value == 0.0 and reward.info["ended"].startswith("exit code 137"), reward
 
 
 HOSTILE_PATCHES = (
-    "diff --git a/../../x b/../../x\nnew file mode 100644\n--- /dev/null\n+++ b/../../x\n@@ -0,0 +1 @@\n+x\n",
     "diff --git a/.git/x b/.git/x\nnew file mode 100755\n--- /dev/null\n+++ b/.git/x\n@@ -0,0 +1 @@\n+x\n",
     "diff --git a/lib.sh b/lib.sh\n--- a/lib.sh\n+++ b/lib.sh\n@@ -1 +1 @@\n-other\n+words\n",
     "\0\ud800",
 )
 
 
-def test_what_is_no_patch_is_worth_nothing(tmp_path, scorer):
+def test_what_is_no_patch_is_worth_nothing(tmp_path):
     [task] = tasks_of(tmp_path, row(LIVE_IMAGE))
-    for patch in HOSTILE_PATCHES:
-        reward = verdict(scorer, task, patch, "/testbed")
-        assert reward.value == 0.0 and reward.info["applied"] is False, (patch, reward)
+
+    async def composed():
+        async with await fresh_sandbox(task) as sandbox:
+            tree = (await begin(task, sandbox, "/testbed")).tree
+            return [await compose(task, sandbox, "/testbed", tree, patch) for patch in HOSTILE_PATCHES]
+
+    for patch, reward in zip(HOSTILE_PATCHES, asyncio.run(composed()), strict=True):
+        assert isinstance(reward, Reward) and reward.value == 0.0 and reward.info["applied"] is False, (patch, reward)
 
 
-def test_what_is_wrong_with_a_row_masks_its_samples(tmp_path, scorer):
+def test_what_is_wrong_with_a_row_masks_its_samples(tmp_path):
     fields = row(LIVE_IMAGE)
     wrong = {
         "the test patch of the task": {"test_patch": fields["test_patch"].replace("new.sh", "old.sh")},
@@ -121,15 +127,15 @@ def test_what_is_wrong_with_a_row_masks_its_samples(tmp_path, scorer):
     }
     for reason, change in wrong.items():
         [task] = tasks_of(tmp_path, fields | change)
-        assert reason in verdict(scorer, task, fields["patch"], "/testbed"), reason
+        assert reason in verdict(task, fields["patch"], "/testbed"), reason
 
 
-def test_code_of_an_agent_finds_no_future_while_it_is_tested(tmp_path, scorer):
+def test_code_of_an_agent_finds_no_future_while_it_is_tested(tmp_path):
     """The tests of this row pass where the repository has no object of the solution."""
     fields = row(LIVE_IMAGE)
     looks = [f"git cat-file -e {each} && echo FAIL: future || echo PASS: past" for each in FUTURE[LIVE_IMAGE]]
     looks.append(f"git cat-file -e {fields['base_commit']} && echo PASS: base")
     change = {"test_cmds": looks, "print_cmds": [], "log_parser": "parse_log_jq", "FAIL_TO_PASS": ["past", "base"]}
     [task] = tasks_of(tmp_path, fields | change | {"PASS_TO_PASS": []})
-    reward = verdict(scorer, task, fields["patch"], "/testbed")
+    reward = verdict(task, fields["patch"], "/testbed")
     assert reward.value == 1.0, reward
