@@ -123,3 +123,9 @@ def stale_share(groups: Sequence[PromptGroup], version: int) -> float:
     nodes = [node for group in groups for each in group.trajectories if each is not None for node in each.nodes]
     sampled = sum(int(node.mask.sum()) for node in nodes)
     return sum(int((node.versions[node.mask] < version).sum()) for node in nodes) / max(1, sampled)
+
+
+def oldest_version(trajectories: Sequence[Trajectory]) -> float:
+    """The oldest version of weights that chose a token of some episodes; infinite where none was sampled."""
+    nodes = [node for each in trajectories for node in each.nodes]
+    return min((int(node.versions[node.mask].min()) for node in nodes if node.mask.any()), default=float("inf"))

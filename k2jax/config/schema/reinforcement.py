@@ -34,6 +34,7 @@ class RLConfig:
     loss: PolicyLossConfig = PolicyLossConfig()  #: objective
     packing: PackingConfig = PackingConfig()  #: rows
     distill: DistillConfig = DistillConfig()  #: teachers
+    max_staleness: NonNegativeInt | None = None  #: versions that a group may be behind, of sampler workers; None is any
     updates: PositiveInt = 1  #: optimizer steps of an iteration; its groups are divided among them
     scoring: ScoringConfig = ScoringConfig()  #: verifiers
     images: str = ""  #: folder of unpacked root file systems from which tasks choose their sandbox's; empty refuses all

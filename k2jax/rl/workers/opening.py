@@ -57,12 +57,18 @@ def check_workers(config: Config) -> None:
     """
     rollout = config.rl.rollout
     if rollout.sampler != "workers":
-        unread = [name for name in ("workers", "ray", "trace") if getattr(rollout, name)]
+        unread = [f"rollout.{name}" for name in ("workers", "ray", "trace") if getattr(rollout, name)]
+        unread += ["max_staleness"] if config.rl.max_staleness is not None else []
         if unread:
-            raise UserError(
-                f"config.rl.rollout.{unread[0]} is of the sampler workers; set config.rl.rollout.sampler to it"
-            )
+            raise UserError(f"config.rl.{unread[0]} is of the sampler workers; set config.rl.rollout.sampler to it")
         return
+    ahead = rollout.look_ahead - 1
+    if config.rl.max_staleness is not None and config.rl.max_staleness < ahead:
+        raise UserError(
+            f"with config.rl.rollout.look_ahead={rollout.look_ahead} groups are {ahead} versions old when their turn "
+            f"comes, and config.rl.max_staleness={config.rl.max_staleness} drops them; set look_ahead to "
+            f"{config.rl.max_staleness + 1}, or max_staleness to {ahead}"
+        )
     if rollout.token_cap:
         raise UserError(
             "config.rl.rollout.token_cap cuts responses in lockstep; with sampler workers every episode pauses at the "

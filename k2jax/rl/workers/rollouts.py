@@ -17,6 +17,7 @@ from k2jax.agents.collect.event_loop import end_all
 from k2jax.agents.collect.worker import Waits
 from k2jax.agents.mixture import TaskMixture
 from k2jax.rl.groups import PromptGroup
+from k2jax.rl.iteration_metrics import oldest_version
 from k2jax.rl.workers.group_log import GroupLog, Place
 from k2jax.rl.workers.window import DrawWindow
 from k2jax.rl.workers.worker_episodes import WorkerEpisodes
@@ -37,12 +38,14 @@ class Batch:
         overtaken: numbers of those that an earlier batch had overtaken.
         waits: of the episodes, those of groups that an earlier process has sampled left out.
         left_behind: open prompts that this batch has overtaken.
+        stale: complete groups that were dropped since the last batch, because their oldest tokens were too old.
     """
 
     groups: list[PromptGroup]
     overtaken: set[int]
     waits: list[Waits]
     left_behind: int
+    stale: int = 0
 
 
 class Rollouts:
@@ -77,6 +80,7 @@ class Rollouts:
         self._running: set[asyncio.Task[None]] = set()
         self._waits: dict[int, list[Waits]] = {}
         self._left: Counter[int] = Counter()
+        self._most_stale, self._oldest, self._stale = episodes.config.rl.max_staleness, {}, 0
         self._logged: dict[Place, list[Trajectory]] = {}  # by earlier processes
         self._writer = ThreadPoolExecutor(1, "groups")  # of the log: one call at a time, in order
         self._changed = asyncio.Event()
@@ -115,6 +119,7 @@ class Rollouts:
             if self._error is not None:
                 raise self._error
             self._check_engine()
+            self._renew(step - 1)
             self._fill()
             taken = self._window.take()
             if taken is not None:
@@ -140,10 +145,34 @@ class Rollouts:
 
     def _handed_on(self, batch: list[int], overtaken: list[int]) -> Batch:
         groups = [self._groups.pop(number) for number in batch]
+        for number in batch:
+            del self._oldest[number]
         waits = [each for number in batch for each in self._waits.pop(number, ())]
         late = {number for number in batch if self._left.pop(number, 0)}
         self._left.update(overtaken)
-        return Batch(groups, late, waits, len(overtaken))
+        stale, self._stale = self._stale, 0
+        return Batch(groups, late, waits, len(overtaken), stale)
+
+    def _renew(self, version: int) -> None:
+        """Begins the groups anew whose oldest token is too old for an update of the weights of a version.
+
+        Each of them ends in time at last: what it overtakes is bounded, and then the training waits for it.
+        """
+        if self._most_stale is None:
+            return
+        for number in sorted(self._window.complete, reverse=True):  # the oldest begins first
+            if self._oldest[number] >= version - self._most_stale:
+                continue
+            self._window.again(number)
+            self._stale += 1
+            self._waits.pop(number, None)
+            group = self._groups[number]
+            self._groups[number] = PromptGroup(number, group.key, group.prompt, [None] * self._samples)
+            self._waiting.extendleft((number, sample) for sample in reversed(range(self._samples)))
+
+    def _finish(self, number: int) -> None:
+        self._oldest[number] = oldest_version(self._groups[number].trajectories)
+        self._window.finish(number)
 
     def _fill(self) -> None:
         """Begins episodes while there is room, some at a time: the event loop has others to serve."""
@@ -170,7 +199,7 @@ class Rollouts:
         if logged is None:
             self._waiting.extend((number, sample) for sample in range(self._samples))
         else:
-            self._window.finish(number)
+            self._finish(number)
 
     async def _run(self, number: int, sample: int) -> None:
         try:
@@ -180,7 +209,7 @@ class Rollouts:
             self._waits.setdefault(number, []).append(waits)
             if group.complete:
                 await self._on_writer(self._log.append, group.trajectories)
-                self._window.finish(number)
+                self._finish(number)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # nobody waits for this task

@@ -5,6 +5,7 @@ and tests/rl/workers/test_window.py checks them:
 
 - a number is drawn once and handed on at most once, and only when it is complete;
 - a batch is the oldest of the complete ones, in the order of the draw;
+- a complete one that is too stale to be trained on is under way again, and open all the time;
 - no number is drawn that is ``look_ahead`` or more above the oldest one that is not complete, nor while as many are
   open: groups that end first are short ones, and a prompt whose episodes are long cannot be overtaken for ever;
 - where all open numbers are complete and are no batch yet, the next one can be drawn.
@@ -60,6 +61,14 @@ class DrawWindow:
         if number not in self.open or number in self.complete:
             raise ValueError(f"the prompt {number} is not under way")
         self.complete.add(number)
+
+    def again(self, number: int) -> None:
+        """A complete number's group is sampled once more.
+
+        Raises:
+            KeyError: it is not complete.
+        """
+        self.complete.remove(number)
 
     def take(self) -> tuple[list[int], list[int]] | None:
         """Hands a batch on, once there are enough complete ones.

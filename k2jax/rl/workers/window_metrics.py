@@ -19,12 +19,14 @@ def batch_record(batch: Batch, running: int) -> dict[str, float]:
 
     Returns:
         ``window/running``, those episodes; ``window/left_behind``, older prompts that the batch has overtaken;
+        ``window/stale``, the share of complete groups that were too stale to be trained on and are sampled again;
         ``window/late``, groups that an earlier batch had overtaken, and where there are both kinds the mean lengths
         ``length_late`` and ``length_in_turn`` [tokens]: groups that end first are short, and this is by how much.
         ``wait/engine``, ``wait/environment`` and ``wait/scoring`` are what an episode waited for, in the mean [s].
     """
     record = {"window/running": float(running), "window/left_behind": float(batch.left_behind)}
     drawn = [group for group in batch.groups if group.number >= 0]
+    record["window/stale"] = batch.stale / (batch.stale + len(drawn))
     late = [group for group in drawn if group.number in batch.overtaken]
     record["window/late"] = float(len(late))
     if late and len(late) < len(drawn):

@@ -1,10 +1,14 @@
 """The window at work, with episodes that only take their time: nobody waits for a slow tool."""
 
 import asyncio
+from pathlib import Path
+import tempfile
 import threading
 import time
 from types import SimpleNamespace
 
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
@@ -15,6 +19,7 @@ from k2jax.errors import UserError
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
 from k2jax.rl.workers.window import DrawWindow
+from k2jax.rl.workers.window_metrics import batch_record
 from k2jax.trajectory import Node, Reward, Trajectory
 
 
@@ -23,7 +28,7 @@ class TimedEpisodes:
 
     def __init__(self, seconds, prompts=4, samples=2):
         rollout = SimpleNamespace(prompts=prompts, samples=samples)
-        self.config = SimpleNamespace(rl=SimpleNamespace(rollout=rollout))
+        self.config = SimpleNamespace(rl=SimpleNamespace(rollout=rollout, max_staleness=None))
         self._seconds, self.began, self.ended, self.cancelled = seconds, [], [], 0
 
     async def episode(self, step, group, sample, *, greedy=False):
@@ -195,3 +200,91 @@ def test_nothing_begins_while_an_evaluation_has_the_engine(tmp_path):
         await opened.close()
 
     asyncio.run(run())
+
+
+class SteeredEpisodes(TimedEpisodes):
+    """Episodes that end when they are told to; each samples with the version that is trained then and at its end."""
+
+    def __init__(self, prompts, samples, most_stale):
+        super().__init__(None, prompts, samples)
+        self.config.rl.max_staleness = most_stale
+        self.version, self.waiting = 0, {}
+
+    async def episode(self, step, group, sample, *, greedy=False):
+        begun, ended = self.version, asyncio.get_running_loop().create_future()
+        self.waiting[group.number, sample] = ended
+        await ended
+        del self.waiting[group.number, sample]
+        trajectory = Trajectory("t", "d", (*group.key, sample), status="finished", reward=Reward(1.0))
+        versions = np.array([begun, self.version, 0], np.int64)  # the last token is none of the model's
+        options = {"versions": versions, "turn": 0, "finish": "stop"}
+        trajectory.add(Node(-1, np.zeros(3, np.int32), np.array([1, 1, 0], bool), np.zeros(3, np.float32), **options))
+        return trajectory, Waits(0.1, 0.2, 0.3)
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def at_once(function, *arguments):
+    """The log's thread, which no test waits for."""
+    function(*arguments)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(0, 1))
+def test_no_group_is_trained_on_whose_oldest_token_is_too_old_and_every_prompt_is(data, prompts, samples, ahead, more):
+    most_stale, iterations = ahead - 1 + more, 6
+    episodes = SteeredEpisodes(prompts, samples, most_stale)
+
+    async def run(folder):
+        opened, _ = rollouts(Path(folder), episodes, ahead=ahead, iterations=iterations)
+        opened._on_writer = at_once
+        trained, stale = [], 0
+        for step in range(1, iterations + 1):
+            batch = asyncio.ensure_future(opened.batch(step))
+            await settle()
+            while not batch.done():
+                ready = sorted(episodes.waiting)
+                assert ready, "nothing is under way, and the iteration waits"
+                episodes.waiting[data.draw(st.sampled_from(ready))].set_result(None)
+                await settle()
+            for group in batch.result().groups:
+                oldest = min(int(v) for each in group.trajectories for v in each.nodes[0].versions[:2])
+                assert oldest >= episodes.version - most_stale
+                trained.append(group.number)
+            stale += batch.result().stale
+            episodes.version += 1  # while episodes that are under way keep their places
+        await opened.close()
+        assert len(set(trained)) == len(trained) == prompts * iterations
+        return stale
+
+    with tempfile.TemporaryDirectory() as folder:
+        event("stale" if asyncio.run(run(folder)) else "none stale")
+
+
+def test_a_group_that_was_overtaken_for_too_long_is_sampled_again_and_counted(tmp_path):
+    episodes = SteeredEpisodes(1, 1, 2)
+
+    async def run():
+        opened, _ = rollouts(tmp_path, episodes, ahead=3, iterations=5)
+        opened._on_writer = at_once
+        seen = []
+        # The prompt 2 begins under the version 0, and ends when the version 3 is trained; the second try is trained on.
+        for step, ends in enumerate(([0], [1], [3], [2, 4], [2]), 1):
+            batch = asyncio.ensure_future(opened.batch(step))
+            for number in ends:
+                await settle()
+                episodes.waiting[number, 0].set_result(None)
+            batch = await batch
+            seen += [([group.number for group in batch.groups], batch.stale, batch_record(batch, 0)["window/stale"])]
+            episodes.version += 1
+        await opened.close()
+        log = GroupLog(tmp_path, 1, {})
+        [logged] = log.read()[3, 0]
+        log.close()
+        return seen, logged.nodes[0].versions[0]
+
+    seen, version = asyncio.run(run())
+    assert seen == [([0], 0, 0.0), ([1], 0, 0.0), ([3], 0, 0.0), ([4], 1, 0.5), ([2], 0, 0.0)] and version == 3

@@ -27,6 +27,7 @@ OPTIONS = {
     "rl.rollout.prompts": 2,
     "rl.rollout.samples": 2,
     "rl.rollout.trace": 1,
+    "rl.max_staleness": 1,
     "rl.tasks.low.options": ("letters=2", "turns=2"),
     "rl.tasks.low.max_tokens": 8,
     "rl.updates": 1,
@@ -65,7 +66,7 @@ def test_its_metrics_say_what_it_waited_for_and_how_far_it_is_behind(workdir):
     assert records[0]["engine_busy"] > 0 and records[1]["pause_seconds"] > 0
     for record in records:
         assert 0 <= record["engine_busy"] <= 1 and 0 <= record["stale_tokens"] <= 1
-        assert record["wait/engine"] > 0 and record["window/left_behind"] >= 0
+        assert record["wait/engine"] > 0 and record["window/left_behind"] >= 0 and record["window/stale"] == 0
     assert [record["step"] for record in read_metrics(workdir) if "eval/greedy" in record] == [0, 1, 2]
 
 
@@ -118,7 +119,8 @@ def test_complete_groups_are_used_where_a_run_died_before_its_first_checkpoint(t
 def test_what_the_window_depends_on_cannot_change_between_starts(workdir):
     for name, value in (("sampler", "lockstep"), ("prompts", 3)):
         with pytest.raises(UserError, match=rf"holds another run: config.rl.rollout.{name} is"):
-            train(tiny(**OPTIONS | {"rl.rollout.trace": 0, f"rl.rollout.{name}": value, "train.steps": 3}), workdir)
+            other = {"rl.rollout.trace": 0, "rl.max_staleness": None, "train.steps": 3, f"rl.rollout.{name}": value}
+            train(tiny(**OPTIONS | other), workdir)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,11 @@ def test_what_the_window_depends_on_cannot_change_between_starts(workdir):
         ({"rl.rollout.ray": "auto"}, "rl.rollout.workers is 0; set their number"),
         ({"rl.rollout.sampler": "lockstep", "rl.rollout.workers": 2}, "rl.rollout.workers is of the sampler workers"),
         ({"rl.rollout.sampler": "lockstep"}, "rl.rollout.trace is of the sampler workers"),
+        ({"rl.max_staleness": 0}, "set look_ahead to 1, or max_staleness to 1"),
+        (
+            {"rl.rollout.sampler": "lockstep", "rl.rollout.trace": 0},
+            "rl.max_staleness is of the sampler workers",
+        ),
     ],
 )
 def test_what_the_sampler_cannot_run_is_refused_before_anything_is_opened(changes, words):

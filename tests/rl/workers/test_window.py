@@ -38,6 +38,15 @@ class WindowMachine(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="not under way"):
             self.window.finish(number)
 
+    @precondition(lambda self: self.window.complete)
+    @rule(data=st.data())
+    def again(self, data):
+        number = data.draw(st.sampled_from(sorted(self.window.complete)))
+        self.window.again(number)
+        assert number in self.window.open
+        with pytest.raises(KeyError):
+            self.window.again(number)
+
     @rule()
     def take(self):
         complete, open_numbers = sorted(self.window.complete), set(self.window.open)
