@@ -12,7 +12,7 @@ ALL_VARIABLES = {
     "agents/environments/repository_program.py": "runs inside a sandbox",
     "agents/environments/repository_tests.py": "runs inside a sandbox",
     "agents/sandbox/hostile.py": "a sleeping process that attacks try to see",
-    "agents/sandbox/namespaces.py": "asks an isolating program for its version",
+    "agents/sandbox/find_program.py": "asks an isolating program for its version",
     "agents/sandbox/unsafe.py": "deletes a folder",
     "bench/images.py": "what a shell is linked to",
     "bench/gateway.py": "this package's own server",
