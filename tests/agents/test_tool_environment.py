@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 import time
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,10 @@ from k2jax.agents.environments.tools import ToolEnvironment
 from k2jax.agents.registry import toolsets
 from k2jax.agents.sandbox import SandboxError
 from k2jax.agents.sandbox.interpreter import host_packages
+from k2jax.agents.toolsets.edit import EditTool
+from k2jax.agents.toolsets.shell import ShellTool
 from k2jax.agents.toolsets.store import StoreTools
+from k2jax.agents.toolsets.types import Workplace
 from k2jax.errors import UserError
 from k2jax.trajectory import verify
 from tests.agents.sandbox.backends import NAMESPACES, backend, new_backend
@@ -286,3 +291,14 @@ def test_content_cannot_inject_the_marks_of_the_compact_format(text):
     for role in ("user", "tool"):
         ids = COMPACT.render({"role": role, "content": text})
         assert ids[0] == BYTES.bos and not set(ids[1:]) & {BYTES.bos, BYTES.eos}
+
+
+@pytest.mark.parametrize("make", [ShellTool, EditTool])
+def test_a_tool_says_in_which_folder_it_works(make):
+    texts = {}
+    for folder in ("/work", "/srv/app"):
+        toolset = make()
+        asyncio.run(toolset.open(Workplace(task(), 0, SimpleNamespace(workdir=folder))))
+        texts[folder] = json.dumps(toolset.tools)
+    assert " /work" in texts["/work"] and texts["/work"] == json.dumps(make().tools)
+    assert texts["/srv/app"] == texts["/work"].replace("/work", "/srv/app")

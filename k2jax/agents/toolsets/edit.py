@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from k2jax.agents.sandbox import Sandbox, SandboxError
-from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared, parameters_of
+from k2jax.agents.toolsets.types import ToolError, Toolset, Workplace, declared, in_folder, parameters_of
 
 LARGEST = 1 << 20
 """Bytes of a file that can be viewed or changed."""
@@ -38,8 +38,9 @@ class EditTool(Toolset):
         ]
 
     async def open(self, workplace: Workplace) -> None:
-        """Takes the sandbox."""
+        """Takes the sandbox, whose folder the declaration then names."""
         self._sandbox = workplace.sandbox
+        self.tools = in_folder(self.tools, workplace.sandbox.workdir)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Numbered lines or names for ``view``, else what was done.

@@ -6,7 +6,7 @@ import os
 
 from k2jax.agents.sandbox import ExecResult, Sandbox
 from k2jax.agents.toolsets.functions import FunctionTools
-from k2jax.agents.toolsets.types import Workplace
+from k2jax.agents.toolsets.types import Workplace, in_folder
 
 OUTPUT_LIMIT = 1 << 16
 """Bytes that are kept of each output of a command."""
@@ -28,8 +28,9 @@ class ShellTool(FunctionTools):
         self._sandbox: Sandbox | None = None
 
     async def open(self, workplace: Workplace) -> None:
-        """Takes the sandbox."""
+        """Takes the sandbox, whose folder the declaration then names."""
         self._sandbox = workplace.sandbox
+        self.tools = in_folder(self.tools, workplace.sandbox.workdir)
 
     async def shell(self, command: str) -> str:
         """Runs a shell command in /work and returns its output. Files stay, processes end with the command.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from k2jax.agents.roles import RoleClient
 from k2jax.agents.sandbox import HostPaths, Sandbox
+from k2jax.agents.sandbox.types import WORK
 from k2jax.agents.task import Task
 from k2jax.text.media_reading import IMAGE_PART
 from k2jax.trajectory import Trajectory
@@ -104,6 +105,17 @@ def is_image_part(part: Any) -> bool:
 def declared(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A tool in OpenAI's format; ``parameters`` is a JSON schema of an object."""
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def in_folder(tools: Sequence[Mapping[str, Any]], folder: str) -> Sequence[Mapping[str, Any]]:
+    """Tools whose texts say ``/work``, where commands and relative paths begin in another folder."""
+    return tools if folder == WORK else [_with_folder(tool, folder) for tool in tools]
+
+
+def _with_folder(value: Any, folder: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_folder(each, folder) for key, each in value.items()}
+    return value.replace(f" {WORK}", f" {folder}") if isinstance(value, str) else value
 
 
 def parameters_of(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:

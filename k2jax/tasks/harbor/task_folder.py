@@ -161,6 +161,10 @@ class _Reader:
 
     def _refuse(self, environment: Mapping[str, Any], verifier: Mapping[str, Any]) -> None:
         """Refuses what no sandbox here has."""
+        if environment.get("network_mode", "public" if environment.get("allow_internet") is True else "") == "public":
+            self._unknown.append(
+                "environment: the whole internet (its sandbox reaches none of it; rl.hosts lists hosts)"
+            )
         reasons = {
             "a docker-compose file": any((self._folder / "environment").glob("docker-compose.y*ml")),
             "another system": environment.get("os", "linux") != "linux",

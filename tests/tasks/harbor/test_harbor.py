@@ -84,7 +84,9 @@ def test_what_a_folder_says(tmp_path):
     assert (chosen.limits.memory, chosen.limits.disk) == (128, 256) and "hosts" not in chosen.metadata
     toml = '[environment]\nallow_internet = true\nnetwork_mode = "%s"\nallowed_hosts = ["a.example", "b.example:81"]\n'
     for mode, hosts in (("allowlist", ["a.example", "b.example:81"]), ("no-network", None), ("public", None)):
-        [chosen] = load_tasks("harbor", (f"path={hello(tmp_path / mode, toml % mode)}",), "all")
+        folder = hello(tmp_path / mode, toml % mode)
+        assert any("the whole internet" in key for key in read_task(folder).unknown) == (mode == "public")
+        [chosen] = load_tasks("harbor", (f"path={folder}",), "all")
         assert chosen.metadata.get("hosts") == hosts
 
 
