@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from k2jax.data.images.urls import URL
     from k2jax.inference.engine import Engine
     from k2jax.inference.worker import Worker
+    from k2jax.serve.following import WeightFollower
 
 
 def define(values: flags.FlagValues) -> None:
@@ -35,6 +36,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("checkpoint", None, "Workdir, step of one, Hugging Face folder, hub:ORG/NAME or smollm2.", **to)
     text = "Serve what a running k2jax.rl keeps in memory (rl.rollout.publish), not its last checkpoint."
     flags.DEFINE_bool("published", False, text, **to)
+    text = "With --published: go on with every later version, a moment after the run has published it."
+    flags.DEFINE_bool("follow", False, text, **to)
     flags.DEFINE_enum("dtype", None, ("float32", "bfloat16"), "Data type of the weights; default: as stored.", **to)
     flags.DEFINE_string("model_name", None, "Name of the model in requests; default: the checkpoint's name.", **to)
     flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.", **to)
@@ -64,6 +67,8 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "checkpoint")
+    if values.follow and not values.published:
+        raise UserError("--follow goes on with the weights that a run publishes: give --published, too")
     runtime.pause_collection()
     runtime.prepare()
     try:
@@ -88,7 +93,10 @@ def main(values: flags.FlagValues) -> None:
     hosts = ServedHosts(values.host, values.allowed_hosts)
     app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None), hosts)
     runtime.resume_collection()
+    follower = _follow(engine, values.checkpoint) if values.follow else None
     run_server(app, service, sock, values.grace_seconds, f"serving {card.name} at {{url}}/v1")
+    if follower is not None:
+        follower.stop()
     engine.stop()
 
 
@@ -139,6 +147,16 @@ def _take_published(engine: Engine, workdir: Path) -> None:
     version, leaves = load_current(store_folder(workdir))
     engine.update_params(leaves, version)
     print(f"serving version {version} of the weights, which {workdir} keeps in memory", file=sys.stderr)
+
+
+def _follow(engine: Worker, checkpoint: str) -> WeightFollower:
+    """Has an engine go on with what the run publishes."""
+    from k2jax.checkpoint import run_folder
+    from k2jax.rl.sync.checkpoint_engine import store_folder
+    from k2jax.serve.following import WeightFollower
+
+    folder = store_folder(run_folder(checkpoint))
+    return WeightFollower(engine, folder, lambda text: print(text, file=sys.stderr, flush=True))
 
 
 if __name__ == "__main__":
