@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import time
 from types import SimpleNamespace
@@ -187,5 +188,24 @@ except OSError: print(count)
         async with await backend.open(SandboxSpec(read_only=SPEC.read_only, limits=Limits(processes=20))) as sandbox:
             for _ in range(3):
                 assert (await sandbox.exec(python(code))).stdout == b"19\n"
+
+    with_backend(use)
+
+
+def test_nobody_is_told_of_the_failure_of_a_command_that_was_cancelled():
+    async def use(backend):
+        told = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+        async with await backend.open(SPEC) as sandbox:
+            tasks = [asyncio.create_task(sandbox.exec(["/bin/sleep", "60"])) for _ in range(4)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await sandbox.exec([*SHELL, ":"])
+        del tasks, task
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not told
 
     with_backend(use)
