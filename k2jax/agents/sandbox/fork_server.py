@@ -191,9 +191,11 @@ class ForkedCommand:
         self._timed_out = self._is_killed = False
         request = {name: record[name] for name in ("argv", "cwd", "env")}
         with contextlib.ExitStack() as opened:
-            pipes = [os.pipe() for _ in range(3)]
-            for descriptor in (end for pipe in pipes for end in pipe):
-                opened.callback(os.close, descriptor)
+            pipes = []
+            for _ in range(3):
+                pipes.append(os.pipe())
+                for descriptor in pipes[-1]:
+                    opened.callback(os.close, descriptor)
             self.inside = [pipes[0][0], pipes[1][1], pipes[2][1], memory_file(json.dumps(request).encode(), opened)]
             opened.pop_all()
         outside = [pipes[0][1], pipes[1][0], pipes[2][0]]

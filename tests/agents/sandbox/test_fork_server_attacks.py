@@ -13,6 +13,7 @@ from k2jax.agents.sandbox import Limits, SandboxError, SandboxSpec, fork_server_
 from k2jax.agents.sandbox.box import Box
 from k2jax.agents.sandbox.bubblewrap import BubblewrapBackend
 from k2jax.agents.sandbox.empty_folder import reset
+from k2jax.agents.sandbox.fork_server import ForkedCommand
 from k2jax.agents.sandbox.spawner import SandboxSpawner
 from tests.agents.sandbox.backends import SPEC, python, servers_of
 from tests.agents.sandbox.test_fork_server import SHELL, forking, with_backend
@@ -209,3 +210,12 @@ def test_nobody_is_told_of_the_failure_of_a_command_that_was_cancelled():
         assert not told
 
     with_backend(use)
+
+
+def test_a_command_for_which_there_are_no_pipes_leaves_none(monkeypatch):
+    record = {"request": 1, "argv": ["x"], "cwd": "/", "env": {}, "timeout": 1.0, "output_limit": 1}
+    before, left, pipe = os.listdir("/proc/self/fd"), [None, None], os.pipe
+    monkeypatch.setattr(os, "pipe", lambda: pipe() if left.pop() is None else None)
+    with pytest.raises(IndexError):
+        ForkedCommand(None, SimpleNamespace(record=record), None, memory_kills=lambda: 0, done=None)
+    assert os.listdir("/proc/self/fd") == before
