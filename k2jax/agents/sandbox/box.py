@@ -17,8 +17,8 @@ from k2jax.agents.sandbox.mount_namespace import NOBODY, BoxFiles, SandboxStage
 from k2jax.agents.sandbox.overlay import ImageRoot
 from k2jax.agents.sandbox.running_command import RunningCommand
 
-_OWN_PROCESSES = 3
-"""The isolating program, a fork server and the first process of a command count in the control group."""
+_OWN_PROCESSES = 2
+"""The isolating program and the first process of a command count in the control group; a fork server does as well."""
 _IDLE_PROCESSES = 2
 """Those that are there while a fork server runs nothing."""
 _MOST_WIPED = 1000
@@ -90,6 +90,10 @@ class Box:
         if self._image.image:
             self._stage.mount_root(self.path, self.files.namespace, self._image)
 
+    def make_room(self, servers: int) -> None:
+        """Sets how many fork servers its control group has room for."""
+        self.group.set_processes(self.processes + _OWN_PROCESSES + servers)
+
     def limits_of_a_process(self) -> dict[int, int]:
         """Limits that the isolating program runs under as well."""
         return {
@@ -119,7 +123,7 @@ class Box:
 
     def wipe(self) -> bool:
         """Deletes all that a sandbox has left whose processes have ended; False where something may be left."""
-        if not self.key or (self.server is not None and not self.server.is_ready):
+        if not self.key or (self.server is not None and (self.server.is_ending or not self.server.is_ready)):
             return False
         if self.group.count() != (0 if self.server is None else _IDLE_PROCESSES):
             return False

@@ -122,6 +122,13 @@ class ControlGroup:
             self.remove()
             raise
 
+    def set_processes(self, processes: int) -> None:
+        """Changes how many processes and threads there may be; raises OSError where the kernel refuses."""
+        for folder, version in self._folders.items():
+            if (limit := folder / _FILES[version]["pids"]).exists():
+                limit.write_text(str(processes))
+        self.processes = processes
+
     def entrances(self) -> list[int]:
         """Descriptors of ``cgroup.procs``: a process that writes 0 there enters. The caller closes them."""
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -10,9 +11,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 64
 """Folders in each other: each holds a descriptor open."""
 
+_SET_FLAGS = 0x40086602
+
 
 def empty(folder: Path) -> None:
-    """Deletes all that is in a folder, and the folder's own attributes; no process may change it meanwhile.
+    """Deletes all that is in a folder, and its own attributes and flags; no process may change it meanwhile.
 
     Raises:
         OSError: something cannot be deleted, or it is too deep.
@@ -21,9 +24,25 @@ def empty(folder: Path) -> None:
     try:
         for name in os.listxattr(opened):
             os.removexattr(opened, name)
+        _clear_flags(opened)
         _empty(opened, 1)
     finally:
         os.close(opened)
+
+
+def reset(path: Path, mode: int) -> None:
+    """Gives a file or folder its mode and new times: a program can hide a message in each."""
+    os.chmod(path, mode)
+    os.utime(path)
+
+
+def _clear_flags(folder: int) -> None:
+    """Clears what ``chattr`` sets."""
+    try:
+        fcntl.ioctl(folder, _SET_FLAGS, bytes(4))
+    except OSError as error:
+        if error.errno not in (errno.ENOTTY, errno.EOPNOTSUPP):  # tmpfs has flags since Linux 6.6
+            raise
 
 
 def _empty(folder: int, depth: int) -> None:

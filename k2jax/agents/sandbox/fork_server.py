@@ -7,6 +7,7 @@ sandbox's control group, and starts commands from there.
 from __future__ import annotations
 
 import base64
+import collections
 from collections.abc import Callable
 import contextlib
 import errno
@@ -71,25 +72,50 @@ class ForkServer:
         self._is_heard = True
         self._selector, self._connection, self._ready, self._end = selector, connection, ready, end
         self._commands: dict[int, ForkedCommand] = {}
+        self._unsent: collections.deque[tuple[bytes, int]] = collections.deque()
         connection.setblocking(False)
-        selector.register(connection, selectors.EVENT_READ, self._on_message)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # a few packets: what waits here can be ended
+        selector.register(connection, selectors.EVENT_READ, self._on_event)
 
     def run(self, command: ForkedCommand) -> None:
         """Starts a command."""
         self._commands[command.number] = command
-        try:
-            socket.send_fds(self._connection, [b"R%d" % command.number], command.inside)
-        except OSError:  # it has ended, or answers no more; what it runs ends with it
-            self.end()
-        finally:
-            command.close_inside()
+        self._unsent.append((b"R", command.number))
+        if len(self._unsent) == 1:
+            self._send()
 
     def kill(self, number: int) -> None:
-        """Kills a command."""
+        """Kills a command, before others begin; one that the server does not know yet ends without it."""
+        start = (b"R", number)
+        if start in self._unsent:
+            self._unsent.remove(start)
+            self._unsent.appendleft((b"", number))  # the queue is full, so this is seen from the loop
+            return
+        self._unsent.appendleft((b"K", number))
+        if len(self._unsent) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        """Sends what the server has room for; the rest when it has more."""
         try:
-            self._connection.send(b"K%d" % number)
-        except OSError:
+            while self._unsent:
+                kind, number = self._unsent[0]
+                if kind:
+                    inside = self._commands[number].inside if kind == b"R" else []
+                    socket.send_fds(self._connection, [b"%s%d" % (kind, number)], inside)
+                self._unsent.popleft()
+                if kind == b"R":
+                    self._commands[number].close_inside()
+                elif not kind:
+                    self._commands.pop(number).ended(_KILLED)
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended, and what it runs ends with it
+            self._unsent.clear()
             self.end()
+        if self._is_heard:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._selector.modify(self._connection, events, self._on_event)
 
     def end(self) -> None:
         """Kills the server and all that it runs; ``gone`` is to follow."""
@@ -100,11 +126,14 @@ class ForkServer:
         """Ends the commands of a server that has ended."""
         if self._is_heard:
             self._selector.unregister(self._connection)
+            self._is_heard = False
         self._connection.close()
         while self._commands:
             self._commands.popitem()[1].lost()
 
-    def _on_message(self) -> None:
+    def _on_event(self) -> None:
+        if self._unsent:
+            self._send()
         try:
             packet = self._connection.recv(_MOST_PACKET)
         except BlockingIOError:
@@ -162,9 +191,11 @@ class ForkedCommand:
         self._timed_out = self._is_killed = False
         request = {name: record[name] for name in ("argv", "cwd", "env")}
         with contextlib.ExitStack() as opened:
-            pipes = [os.pipe() for _ in range(3)]
-            for descriptor in (end for pipe in pipes for end in pipe):
-                opened.callback(os.close, descriptor)
+            pipes = []
+            for _ in range(3):
+                pipes.append(os.pipe())
+                for descriptor in pipes[-1]:
+                    opened.callback(os.close, descriptor)
             self.inside = [pipes[0][0], pipes[1][1], pipes[2][1], memory_file(json.dumps(request).encode(), opened)]
             opened.pop_all()
         outside = [pipes[0][1], pipes[1][0], pipes[2][0]]
@@ -174,7 +205,7 @@ class ForkedCommand:
         self._streams = CommandStreams(selector, stdin, outputs, data=message.payload, limit=record["output_limit"])
 
     def close_inside(self) -> None:
-        """Closes the server's descriptors, which it has by now."""
+        """Closes the server's descriptors, which it has by now or will never have."""
         for descriptor in self.inside:
             os.close(descriptor)
         self.inside = []
@@ -197,6 +228,7 @@ class ForkedCommand:
 
     def ended(self, code: int) -> None:
         """Nothing of the command is left."""
+        self.close_inside()
         seconds = time.monotonic() - self._begun
         stdout, stderr = self._streams.finish()
         failure = None

@@ -76,6 +76,7 @@ def prepare(own_folder):
     if libc.prctl(GET_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (0, 0, 0, 0))) != 1:
         raise OSError(errno.EPERM, "commands could gain privileges")
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    forget_arguments()
     mount_processes()
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
@@ -87,6 +88,13 @@ def prepare(own_folder):
     mount(None, b"/dev", None, REMOUNT | BIND | READ_ONLY | NO_SETUID | NO_DEVICES)
     control(SET_DUMPABLE, 0)
     return own
+
+
+def forget_arguments():
+    """Clears the words that this process was started with: everybody may read those of the first process in /proc."""
+    with open("/proc/self/stat") as file:
+        first, end = map(int, file.read().rpartition(")")[2].split()[45:47])
+    ctypes.memset(first, 0, end - first)
 
 
 def bring_up_loopback():
@@ -117,7 +125,7 @@ def set_variables(request):
 
 
 def started(argv, env, descriptors):
-    """Starts a program as a child in a session of its own; returns its number.
+    """Starts a program as a child; returns its number.
 
     The child shares this process's memory until it is another program, so that none of it is copied.
     """
@@ -126,7 +134,7 @@ def started(argv, env, descriptors):
         os.set_inheritable(source, False)
     # Python ignores these signals, and programs would inherit that.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
-    return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
+    return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsigdef=defaults)
 
 
 def start_command(request, descriptors):
@@ -139,6 +147,8 @@ def start_command(request, descriptors):
         os.chdir(request["cwd"])
         message, subject = b"execvp ", argv[0]
         set_variables(request)
+        if not argv[0]:
+            raise OSError(errno.ENOENT, "no name")
         try:
             return started(argv, env, descriptors)
         except OSError as error:
@@ -163,6 +173,7 @@ def be_first(number, request, descriptors, filter_program):
     """The life of the first process of a command's namespaces; with its end all others of them end."""
     code = 255
     try:
+        os.setsid()  # a program that leads no session gets no terminal by opening one
         call("unshare", NEW_MOUNTS | NEW_IPC | NEW_NETWORK)
         bring_up_loopback()
         mount_processes(READ_ONLY)
@@ -174,8 +185,8 @@ def be_first(number, request, descriptors, filter_program):
             ended, status = os.wait()
             code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
-    except OSError as error:
-        os.write(0, b"F%d %d" % (number, error.errno or errno.EIO))
+    except BaseException as error:
+        os.write(0, b"F%d %d" % (number, getattr(error, "errno", None) or errno.EIO))
     finally:
         os._exit(code)
 
@@ -230,7 +241,12 @@ class ForkingProcess:
         pid = os.fork()
         if pid == 0:
             be_first(number, request, descriptors, self.filter_program)
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         self.running[pidfd], self.numbers[number] = (number, pid), pidfd
         self.poll.register(pidfd, select.POLLIN)
 
@@ -248,6 +264,7 @@ def main(own_folder, filter_text):
     """Prepares and serves."""
     os.closerange(3, 1 << 16)
     gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a first process does not hear from inside
     ForkingProcess(own_folder, base64.b64decode(filter_text)).serve()
 
 

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from k2jax.agents.sandbox.empty_folder import empty
+from k2jax.agents.sandbox.empty_folder import empty, reset
 from k2jax.agents.sandbox.kernel_mounts import (
     BIND,
     NEW_MOUNTS,
@@ -240,7 +240,10 @@ class SandboxStage:
                 return False
             for folder, mode in _SHARED.items():
                 empty(box / folder)
-                os.chmod(box / folder, mode)
+                reset(box / folder, mode)
+            # Without root outside they are the programs' own.
+            reset(box / TERMINALS, 0o755)
+            reset(box / TERMINALS / "ptmx", 0o666)
             return True
         return False
 

@@ -230,8 +230,10 @@ def _server_python() -> str:
 
 async def _answer(future: Future[Answer], patience: float) -> Answer:
     """Waits for the spawner, which goes on when the waiting ends early."""
+    answered = asyncio.wrap_future(future)
+    answered.add_done_callback(lambda each: each.cancelled() or each.exception())  # known, if nobody waits any more
     try:
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
+        return await asyncio.wait_for(asyncio.shield(answered), patience)
     except TimeoutError:
         raise SandboxError("the spawner of sandboxes does not answer") from None
 

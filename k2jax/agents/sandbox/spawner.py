@@ -37,6 +37,8 @@ _MOST_KEPT = 32
 """Closed sandboxes that wait, empty, to be opened again."""
 _SERVER_STARTS = 10.0
 """How long a fork server may take to be ready [s]."""
+_SERVER_TRIES = 3
+"""Fork servers that fail before a first one is ready, after which this machine is taken not to allow them."""
 _PATIENCE = 2.0
 """How long a control group may take to become empty after its processes have ended [s]."""
 
@@ -91,6 +93,7 @@ class SandboxSpawner:
         self._count, self._own_numbers = 0, itertools.count(-1, -1)
         self._kept: list[Box] = []
         self._has_orphans = self._ended = False
+        self._server_tries = float(_SERVER_TRIES)
 
     def run(self) -> None:
         """Serves; returns when the connection ends, with nothing left running."""
@@ -173,8 +176,9 @@ class SandboxSpawner:
         number, key = message.record["request"], box_key(message.record)
         box = next((box for box in reversed(self._kept) if box.key == key), None)
         if box is not None:
+            root = box.open_files()
             self._kept.remove(box)
-            box.is_closed, root = False, box.open_files()
+            box.is_closed = False
         else:
             name, record = str(number), message.record
             box = Box(self._stage, self._launcher, self._groups, name, record, server=self._shown)
@@ -221,12 +225,13 @@ class SandboxSpawner:
                 self._drop_one()
             if self._count < _MOST_SERVERS:
                 self._start_server(box)
-        return box.server
+        return box.server if box.server is not None and not box.server.is_ending else None
 
     def _start_server(self, box: Box) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
+                box.make_room(1)
                 child, _ = self._launch_in(box, box.server_root, server_record(self._server_argv), theirs.fileno())
             except BaseException:
                 ours.close()
@@ -235,7 +240,7 @@ class SandboxSpawner:
         number = next(self._own_numbers)
 
         def ready() -> None:
-            job.deadline = float("inf")
+            job.deadline = self._server_tries = float("inf")
             del self._timed[number]
             waiting, server.waiting = server.waiting, []
             for message in waiting:
@@ -246,14 +251,17 @@ class SandboxSpawner:
             self._timed.pop(number, None)
             self._count -= 1
             box.server = None
+            box.make_room(0)
             if len(job.pids) == 1:
                 self._end_orphans()
-            if not server.is_ready and not server.is_ending:  # this machine does not allow what it needs
-                self._shown = None
+            if not server.is_ready and not server.is_ending:  # for want of memory, or this machine does not allow it
+                box.server_root, box.key = None, ""
+                self._server_tries -= 1
+                self._shown = self._shown if self._server_tries else None
             server.gone()
             if box in self._kept:
                 self._kept.remove(box)
-            for message in server.waiting:
+            for message in () if self._ended else server.waiting:
                 self._try(message, self._exec_alone)
             self._remove_when_quiet(box)
 
@@ -386,4 +394,5 @@ class SandboxSpawner:
     def _drop_one(self) -> None:
         """Begins to end the fork server of a sandbox that waits to be used again, if there is one."""
         if box := next((box for box in self._kept if box.server is not None), None):
+            self._kept.remove(box)
             box.server.end()

@@ -225,7 +225,7 @@ def test_the_next_sandbox_of_the_same_limits_takes_over_the_control_groups_of_a_
             assert len(groups_of(spawner)) == 2 * len(first) and groups_of(spawner) > first
             files = [group / "pids.max" for group in groups_of(spawner)]
             limits = {file.read_text().strip() for file in files if file.exists()}
-            assert limits == {"23", str(Limits().processes + 3)}
+            assert limits == {"22", str(Limits().processes + 3)}, "the one that is used again has a fork server"
         return spawner
 
     assert not groups_of(with_backend(use))

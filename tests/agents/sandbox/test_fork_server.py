@@ -25,11 +25,13 @@ SAME = {
     "code": [*SHELL, "exit 77"],
     "signal": [*SHELL, "kill -9 $$"],
     "no such program": ["missing"],
+    "no name": [""],
     "no such path": ["/work/missing"],
     "no program": ["/usr"],
     "not executable": ["/etc/passwd"],
     "no first line": ["./script", "a b", "c"],
     "bytes": ["/bin/echo", "\udcff\udcfe", "é", ""],
+    "session": [*SHELL, "kill -INT 1; kill -TERM 1; cut -d' ' -f1-8 /proc/1/stat /proc/self/stat | cut -d')' -f2; tty"],
     "many words": ["/bin/echo", *map(str, range(5000))],
     "pipe": [*SHELL, "yes | head -1; trap - PIPE; yes | true"],
     "namespaces": python(
@@ -67,8 +69,8 @@ async def forking(backend, spec=SPEC):
 
 
 def test_a_command_is_what_it_would_be_in_a_bubblewrap_of_its_own():
-    async def outcome(backend, argv):
-        async with await backend.open(SPEC) as alone, await forking(backend) as sandbox:
+    async def outcome(others, backend, argv):
+        async with await others.open(SPEC) as alone, await forking(backend) as sandbox:
             results = []
             for each in (alone, sandbox):
                 await each.write("/work/script", b'echo "$0-$1-$2"\n')
@@ -79,7 +81,11 @@ def test_a_command_is_what_it_would_be_in_a_bubblewrap_of_its_own():
             return results
 
     async def use(backend):
-        return {name: await outcome(backend, argv) for name, argv in SAME.items()}
+        others = BubblewrapBackend(forks=False)
+        try:
+            return {name: await outcome(others, backend, argv) for name, argv in SAME.items()}
+        finally:
+            others.close()
 
     for name, (alone, forked) in with_backend(use).items():
         assert forked == alone, name
@@ -105,6 +111,8 @@ def test_commands_of_a_fork_server_do_not_see_each_other_nor_it_and_each_has_its
                 assert {name for name in eval(result.stdout) if name.isdigit()} == {"1", "2"}
             read = "print(open('/proc/1/environ', 'rb').read(), open('/proc/1/maps').read())"
             assert b"Permission denied" in (await sandbox.exec(python(read))).stderr
+            words = await sandbox.exec([*SHELL, "tr -d '\\0' < /proc/1/cmdline"])
+            assert (words.code, words.stdout, words.stderr) == (0, b"", b"")
 
     with_backend(use)
 
