@@ -20,6 +20,8 @@ LONGEST_WORD = 32 * 4096 - 1
 """Bytes of one argument, or of a variable with its name, that the kernel gives to a program."""
 LONGEST_COMMAND = 2 * MEBI - (1 << 16)
 """Bytes of all of them: a quarter of a stack of 8 MiB, less what the isolating program adds."""
+MOST_WORDS = 8000
+"""Words of a command, three for each variable; bubblewrap takes 9,000 with its own."""
 _BYTES_OF_A_WORD = 1 + 8  # the null character behind it, and the pointer to it
 
 
@@ -241,6 +243,9 @@ class Sandbox(abc.ABC):
             return b"there is no command"
         if any(not name or "=" in name for name in command.env):
             return b"a variable has no name"
+        if len(command.argv) + 3 * len(command.env) > MOST_WORDS:
+            words = f"{len(command.argv):,} words and {len(command.env):,} variables"
+            return f"Argument list too long: {words}, and a command takes at most {MOST_WORDS:,}".encode()
         total = 0
         for word in command_words(command):
             if "\0" in word:

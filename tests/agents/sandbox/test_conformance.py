@@ -63,7 +63,11 @@ async def test_a_command_is_as_long_as_the_kernel_allows_and_a_longer_one_is_ref
     assert (fits.code, fits.stdout.split()) == (0, [b"131071"]), fits.stderr
     variable = await sandbox.exec(["true"], env={"A": "a" * (longest - 2)})
     assert variable.code == 0, variable.stderr
+    many = await sandbox.exec(["sh", "-c", "echo $#", "sh", *["a"] * 7000], env={f"V{n}": "" for n in range(300)})
+    assert (many.code, many.stdout) == (0, b"7000\n"), many.stderr
     refused = {
+        "8,001 words": await sandbox.exec(["echo", *["a"] * 8000]),
+        " variables": await sandbox.exec(["echo"], env={f"V{n}": "" for n in range(2700)}),
         "131,072": await sandbox.exec(["echo", "a" * (longest + 1)]),
         "131,073": await sandbox.exec(["true"], env={"A": "a" * longest}),
         "3,000,000": await sandbox.exec(["echo", "a" * 3_000_000]),
