@@ -11,6 +11,7 @@ from k2jax.agents.images.pull import pull
 from k2jax.agents.sandbox import SandboxSpec
 from k2jax.agents.sandbox.backends import make_backend
 from k2jax.errors import UserError
+from k2jax.files.folder_lock import locked_folder
 
 _TRIED = 30.0
 """Time in which an image's shell must answer [s]."""
@@ -28,6 +29,10 @@ def add_image(commands: Any) -> None:
     parser = below.add_parser("list", help="images of a folder")
     parser.add_argument("folder", help="folder of images")
     parser.set_defaults(run=_list)
+    parser = below.add_parser("prune", help="delete images that were not used for longest, down to a size")
+    parser.add_argument("folder", help="folder of images")
+    parser.add_argument("--gib", type=float, required=True, help="how many GiB may stay; images in use stay anyway")
+    parser.set_defaults(run=_prune)
     parser = below.add_parser("check", help="start a shell in an image")
     parser.add_argument("folder", help="folder of images")
     parser.add_argument("image", help="name, or sha256:...")
@@ -51,6 +56,19 @@ def _list(arguments: argparse.Namespace) -> int:
         total += image.bytes
     print(f"{total / 2**20:,.1f} MiB in {store.folder}")
     return 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.gib < float("inf"):
+        raise UserError(f"--gib={arguments.gib} is no size; write how many GiB may stay")
+    store = ImageStore(arguments.folder)
+    try:
+        with locked_folder(store.folder):
+            for image in store.prune(int(arguments.gib * 2**30)):
+                print(f"deleted {_line(image, [])}")
+    except BlockingIOError:
+        raise UserError(f"another process writes images into {store.folder}; wait for it") from None
+    return _list(arguments)
 
 
 def _check(arguments: argparse.Namespace) -> int:

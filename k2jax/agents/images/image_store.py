@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -121,6 +122,32 @@ class ImageStore:
                     found.setdefault(f"sha256:{real.name}", []).append(str(path.relative_to(self.folder)))
             folders[:] = [path.name for path in paths if path != self.digests and not _is_root(path)]
         return found
+
+    def prune(self, most: int) -> list[StoredImage]:
+        """Deletes images, those first that were not used for longest, until all have at most so many bytes together.
+
+        What a running process has shown to a sandbox stays; see ``hold_image``. Nobody else may write to the folder.
+
+        Returns:
+            Those that are deleted.
+        """
+        images, deleted = {image.digest: image for image in self.images()}, []
+        total, names = sum(image.bytes for image in images.values()), self.names()
+        for image in sorted(images.values(), key=lambda image: self._record(image.digest).stat().st_mtime_ns):
+            if total <= most:
+                break
+            with open(self._record(image.digest)) as record:
+                try:
+                    fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                for name in names.get(image.digest, ()):
+                    (self.folder / name).unlink()
+                self._record(image.digest).unlink()
+                shutil.rmtree(self.root(image.digest))
+            total -= image.bytes
+            deleted.append(image)
+        return deleted
 
     def forget_unfinished(self) -> None:
         """Deletes what processes that were killed have left, while nobody else writes to the folder."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import contextlib
+import fcntl
 import os
 from pathlib import Path
 import re
@@ -23,6 +25,8 @@ _MOST_RECORD = 8 << 20
 _NUMBER = re.compile(r"[0-9]{1,12}")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where programs are looked for in an image that does not say it, as in containers."""
+_held: dict[str, int] = {}
+"""Descriptors of the records of images that this process has used, by the images' folders."""
 _CHOOSE = "choose with --images=..., or rl.images in a config"
 
 
@@ -52,6 +56,31 @@ def image_folder(image: str, images: str) -> str:
     if not any(_is_folder(os.path.join(real, name)) for name in ("usr", "bin")):
         raise UserError(f"the image {abbreviate(image)} is no folder of an unpacked root file system, with usr or bin")
     return real
+
+
+def hold_image(root: str) -> None:
+    """Keeps an image from being deleted while this process lives, and notes that it is used.
+
+    Args:
+        root: what ``image_folder`` has returned; an image that was unpacked otherwise has no record to hold.
+
+    Raises:
+        UserError: it is being deleted.
+    """
+    if root in _held or not os.path.isfile(f"{root}.json"):
+        return
+    descriptor = os.open(f"{root}.json", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_there = os.fstat(descriptor).st_nlink > 0
+    except BlockingIOError:
+        is_there = False
+    if not is_there:
+        os.close(descriptor)
+        raise UserError(f"the image in {root} is being deleted; fetch it again")
+    with contextlib.suppress(PermissionError):  # it is another user's
+        os.utime(descriptor)
+    _held[root] = descriptor
 
 
 def check_places(shown: Mapping[str, str], root: str) -> None:

@@ -25,7 +25,7 @@ from k2jax.agents.sandbox import cgroup, seccomp
 from k2jax.agents.sandbox.arguments import SERVER_FOLDER
 from k2jax.agents.sandbox.folder import FolderSandbox
 from k2jax.agents.sandbox.forward import Egress
-from k2jax.agents.sandbox.images import ImageSettings, check_places, image_folder, image_settings
+from k2jax.agents.sandbox.images import ImageSettings, check_places, hold_image, image_folder, image_settings
 from k2jax.agents.sandbox.interpreter import moved_python
 from k2jax.agents.sandbox.mount_namespace import NOBODY
 from k2jax.agents.sandbox.mounts import mounts
@@ -142,6 +142,7 @@ class NamespaceBackend(abc.ABC):
         image, settings = "", ImageSettings({}, NOBODY, spec.workdir or WORK)
         if spec.image:
             image = image_folder(spec.image, self._images)
+            hold_image(image)
             settings = image_settings(image, spec.user, spec.workdir)
         elif spec.user:
             raise UserError(f"the user {abbreviate(spec.user)} needs an image that has it; leave it out")

@@ -1,7 +1,9 @@
 """Images from layouts and registries: whole or not at all, checked, named, and shown in sandboxes."""
 
+import argparse
 import asyncio
 import contextlib
+import fcntl
 import gzip
 import http.server
 import json
@@ -16,9 +18,10 @@ import pytest
 from k2jax.agents.images.image_store import UNPACKING, ImageStore
 from k2jax.agents.images.pull import image_source, pull
 from k2jax.agents.sandbox import SandboxSpec
-from k2jax.agents.sandbox.images import image_settings
+from k2jax.agents.sandbox.images import hold_image, image_settings
 from k2jax.errors import UserError
 from k2jax.files.folder_lock import locked_folder
+from k2jax.sandbox import add_commands
 from tests.agents.images.layouts import MACHINE, Layout, digest, entry, tar_of, tree_of
 from tests.agents.sandbox.backends import new_backend
 
@@ -288,3 +291,53 @@ def test_the_command(tmp_path):
     assert code == 0 and out.count("sha256:") == 1 and "tests/a:1" in out and "0.0 MiB in" in out
     code, _, error = run("pull", "oci:/nowhere", str(tmp_path / "images"))
     assert code == 2 and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_images_that_were_not_used_for_longest_are_deleted_and_those_in_use_are_not(tmp_path, capsys):
+    folder, stored = str(tmp_path / "images"), []
+    for number in range(4):
+        data = tar_of([entry("file", "usr/a", bytes([number]) * 1000)])
+        layout = Layout()
+        source = layout.write(tmp_path / f"layout{number}", layout.image(data))
+        stored.append(pull(source, folder, f"name:{number}", say=lambda text: None))
+        record = tmp_path / "images/sha256" / f"{stored[-1].digest[7:]}.json"
+        os.utime(record, (number, number))
+
+    def prune(gib):
+        parser = argparse.ArgumentParser()
+        add_commands(parser)
+        arguments = parser.parse_args(["image", "prune", folder, f"--gib={gib}"])
+        return arguments.run(arguments)
+
+    store, used = ImageStore(folder), stored[0]
+    program = (
+        "import sys; from k2jax.agents.sandbox.images import hold_image, image_folder\n"
+        "hold_image(image_folder(*sys.argv[1:])); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, "name:0", folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ) as user:
+        assert user.stdout.readline() == b"held\n"
+        record = tmp_path / "images/sha256" / f"{used.digest[7:]}.json"
+        assert record.stat().st_mtime > 1e9, "its use was not noted"
+        os.utime(record, (0, 0))
+        assert prune(2500 / 2**30) == 0
+        assert {image.digest for image in store.images()} == {used.digest, stored[3].digest}
+        assert sorted(name for names in store.names().values() for name in names) == ["name:0", "name:3"]
+        assert capsys.readouterr().out.count("deleted sha256:") == 2
+        assert sorted(os.listdir(tmp_path / "images/sha256")) == sorted(
+            name for image in (used, stored[3]) for name in (image.digest[7:], f"{image.digest[7:]}.json")
+        )
+        user.stdin.close()
+    assert prune(0) == 0 and list(store.images()) == []
+    with pytest.raises(UserError, match="no size"):
+        prune(-1)
+
+
+def test_an_image_that_is_being_deleted_is_refused(tmp_path):
+    image = pull(layout_of(tmp_path / "layout"), str(tmp_path / "images"), "a", say=lambda text: None)
+    root = str(tmp_path / "images/sha256" / image.digest[7:])
+    with open(f"{root}.json") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="is being deleted"):
+            hold_image(root)
+    hold_image(root)
