@@ -22,13 +22,19 @@ from k2jax.agents.gateway.agent_start import _BOOT, command_on_image
 from k2jax.agents.sandbox import MountedPath, SandboxSpec
 from k2jax.agents.sandbox.interpreter import HOST_USR, host_python, loaded
 from k2jax.client import Sampling, ScriptedClient
+from k2jax.config import replace_keys
 from k2jax.errors import UserError
+from k2jax.inference import Worker
+from k2jax.inference.client import ForcedClient
+from k2jax.trajectory import verify
 from tests.agents.gateway.forced_agents import FOLDER, mend
+from tests.agents.gateway.forward_pass import VERSION, check_logprobs
 from tests.agents.gateway.repository import small_agent
 from tests.agents.gateway.scripted import CHAT, TOKENIZER
 from tests.agents.gateway.test_black_box import answers, episode
 from tests.agents.sandbox.backends import new_backend
 from tests.agents.sandbox.made_images import IMAGE, copy_with_libraries, give, host_image
+from tests.inference.tiny import GQA, engine
 from tests.tasks.harbor.folders import hello
 
 PERL_AGENT = r"""#!/usr/bin/env perl
@@ -233,3 +239,30 @@ def test_real_agents_start_on_each_image_or_are_refused_in_one_line(four_images,
         print(name, image, outcomes[image], f"{time.monotonic() - began:.1f} s")
     assert all(outcome == 1.0 or "does not start: " in str(outcome) for outcome in outcomes.values())
     assert all("\n" not in str(outcome) for outcome in outcomes.values()) and outcomes["conda"] == 1.0
+
+
+@pytest.mark.external
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["codex", "mini_swe_agent", "pi"])
+def test_what_an_engine_scores_of_an_agent_on_an_image_is_its_record_and_its_work_is_judged_there(
+    four_images, name, tmp_path
+):
+    """The engine gives each forced token its log-probability, which a forward pass over the record gives again."""
+    try:
+        AGENTS[name].check_installed(FOLDER)
+    except UserError as error:
+        pytest.skip(str(error))
+    model = replace_keys(GQA, {"vocab": TOKENIZER.vocab_size, "heads": 2, "gqa.kv_heads": 1})
+    worker = Worker(engine(model, version=VERSION, max_length=32768, slots=1))
+    [task] = load_tasks("harbor", (f"path={hello(tmp_path / 'task')}",), "all")
+    of = dataclasses.replace(task, image="testbed", scaffold=f"black_box agent={name} folder={FOLDER} seconds=600")
+    options = {"key": EpisodeKey("train", 0, 0, 0), "seed": 0, "sampling": Sampling(max_tokens=500, temperature=0.7)}
+    client = ForcedClient(worker, lambda prompt, sampling: mend(prompt, sampling, SAID[0][1:]))
+    environment = ContainerEnvironment(Services(lambda: new_backend("bubblewrap", str(four_images))))
+    try:
+        ended = asyncio.run(run_episode(of, client, CHAT, TOKENIZER, environment, **options))
+    finally:
+        worker.stop()
+    assert ended.status == "finished" and ended.metadata[OUTCOME]["graded"][0]["reward"] == 1.0, ended.error
+    assert verify(ended, model.vocab) == []
+    assert check_logprobs(model, ended, 0.7)
