@@ -64,6 +64,7 @@ async def test_hosts_that_are_allowed_for_requests_have_no_tunnel(monkeypatch):
         (hello("a.example")[:100], "no TLS"),
         (b"", "no TLS"),
     ],
+    ids=["another name", "no name", "HTTP", "SSH", "half a message", "nothing"],  # a message is random
 )
 async def test_what_is_no_tls_with_the_host_is_not_passed_on(first, reason, monkeypatch):
     named(monkeypatch, a_example=["127.0.0.1"])
