@@ -1,9 +1,9 @@
 """Sandboxes on an image: starts against those on the host's programs, memory of a thousand, and a fresh overlay.
 
 The image has a shell and a gibibyte of data, which all sandboxes share. A start opens a new sandbox, runs the shell in
-it and closes it; those on the host's programs are not used again. Each of a thousand live sandboxes has changed a file of
-the image; beside what they take together stands a copy of the image for each. A fresh overlay is a sandbox that is closed
-and opened again, beside the start of one with its command.
+it and closes it; those on the host's programs are not used again. Each of a thousand live sandboxes has changed a file
+of the image; beside what they take together stands a copy of the image for each. A fresh overlay is a sandbox that is
+closed and opened again, beside the start of one with its command.
 """
 
 from __future__ import annotations
