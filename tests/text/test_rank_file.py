@@ -185,7 +185,7 @@ def test_a_rank_file_that_is_cut_at_the_end_of_a_line_is_refused(tmp_path, model
     [
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n", "pointer of Git LFS"),
-        (gzip.compress(b"YQ== 0\n"), "compressed by gzip"),
+        (gzip.compress(b"YQ== 0\n", mtime=0), "compressed by gzip"),
         (b"<!DOCTYPE html>\n<html>", "web page"),
         (b"YQ== 0\nYQ== 1\n", "line 2 is not a base64 token and its rank"),
         (b"YQ== -1\n", "line 1 is not"),
