@@ -1,7 +1,6 @@
 """Processes that hold environments or verifiers stay small: no jax, no web framework, little memory, a quick start."""
 
 import json
-import statistics
 import subprocess
 import sys
 
@@ -10,23 +9,27 @@ import pytest
 from tests.emulated import ROOT
 
 SCRIPT = """
-import json, re, sys, time
+import json, re, sys
 {before}
-began = time.process_time()
 import {modules}
-seconds = time.process_time() - began
 megabytes = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
-print(json.dumps([seconds, megabytes, [name for name in ("jax", "starlette", "httpx") if name in sys.modules]]))
+heavy = [name for name in ("jax", "starlette", "httpx") if name in sys.modules]
+print(json.dumps([len(sys.modules), megabytes, heavy]))
 """
-MODULES = {
-    "worker": ("k2jax.agents.verifier_pool.supervisor", ""),
+MODULES = {  # with the most modules, those of the interpreter and of NumPy included, that they may load
+    "worker": ("k2jax.agents.verifier_pool.supervisor", "", 380),
     "environments and tasks": (
         "k2jax.agents.registry, k2jax.agents.episode, k2jax.agents.scorer, k2jax.agents.environments.single_turn, "
         "k2jax.tasks.characters.dataset",
         "",
+        520,
     ),
-    "pictures": ("k2jax.tasks.pictures.dataset, k2jax.tasks.pictures.verifier", "import PIL.Image, PIL.ImageDraw"),
-    "gateway": ("k2jax.agents.gateway.app", "import starlette.applications, starlette.responses, starlette.routing"),
+    "pictures": ("k2jax.tasks.pictures.dataset, k2jax.tasks.pictures.verifier", "import PIL.Image, PIL.ImageDraw", 410),
+    "gateway": (
+        "k2jax.agents.gateway.app",
+        "import starlette.applications, starlette.responses, starlette.routing",
+        620,
+    ),
 }
 # Every import of these packages, those inside of functions too; what an extra is missing for is none of this test's.
 EVERY_IMPORT = """
@@ -49,16 +52,15 @@ print(len(names), [name for name in ("jax", "jaxlib", "flax", "optax", "orbax") 
 """
 
 
-@pytest.mark.parametrize(("modules", "before"), MODULES.values(), ids=MODULES.keys())
-def test_environments_and_verifiers_start_quickly_and_without_jax(modules, before):
-    """Processor time, since other processes may hold the cores; the median of three starts."""
+@pytest.mark.parametrize(("modules", "before", "most"), MODULES.values(), ids=MODULES.keys())
+def test_environments_and_verifiers_start_with_few_modules_and_without_jax(modules, before, most):
+    """Modules are counted, of which each takes about a millisecond: the speed of machines varies."""
     command = [sys.executable, "-c", SCRIPT.format(modules=modules, before=before)]
-    done = [subprocess.run(command, cwd=ROOT, capture_output=True, check=True) for _ in range(3)]
-    starts = [json.loads(process.stdout) for process in done]
-    assert statistics.median(start[0] for start in starts) < 0.5
+    started = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    loaded, megabytes, heavy = started
+    assert loaded < most
     if not before:
-        assert max(start[1] for start in starts) < 80
-        assert not any(start[2] for start in starts)
+        assert megabytes < 80 and not heavy
 
 
 def test_no_import_of_agents_and_tasks_loads_jax_not_even_one_inside_of_a_function():
