@@ -118,6 +118,8 @@ def test_a_source_that_never_runs_is_the_tasks_fault_and_one_that_the_agent_has_
 class RuinedSandbox:
     """No file can be reached, because the agent has closed its folder, or because the sandbox is gone."""
 
+    workdir = "/work"
+
     def __init__(self, gone):
         self._gone = gone
 

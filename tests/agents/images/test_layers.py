@@ -225,6 +225,6 @@ def test_entries_that_are_made_to_take_long_are_refused_for_it(tmp_path):
     with pytest.raises(
         UserError, match=r"at its entry 'l29/\d+/a': its entries take far longer than those of an image"
     ):
-        unpacked(tmp_path, layer, bounds=ImageBounds(seconds=0.05))
+        unpacked(tmp_path, layer, bounds=ImageBounds(seconds=0.25))
     usual = [entry("file", f"x/{n % 40}/{n}", b"x") for n in range(1000)]
-    assert len(tree_of(unpacked(tmp_path / "usual", usual, bounds=ImageBounds(seconds=0.05)))) == 1041
+    assert len(tree_of(unpacked(tmp_path / "usual", usual, bounds=ImageBounds(seconds=0.25)))) == 1041
