@@ -71,12 +71,12 @@ def prepare(own_folder):
     """Takes this program out of sight, and the right to make user namespaces from whatever it starts.
 
     Returns:
-        Descriptor of its own namespace of processes.
+        Descriptor of its own namespace of processes, and what ``forget_arguments`` gives.
     """
     if libc.prctl(GET_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (0, 0, 0, 0))) != 1:
         raise OSError(errno.EPERM, "commands could gain privileges")
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    forget_arguments()
+    arguments = forget_arguments()
     mount_processes()
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
@@ -87,14 +87,26 @@ def prepare(own_folder):
     os.rmdir(own_folder)
     mount(None, b"/dev", None, REMOUNT | BIND | READ_ONLY | NO_SETUID | NO_DEVICES)
     control(SET_DUMPABLE, 0)
-    return own
+    return own, arguments
 
 
 def forget_arguments():
-    """Clears the words that this process was started with: everybody may read those of the first process in /proc."""
+    """Clears the words that this process was started with: everybody may read those of the first process in /proc.
+
+    Returns:
+        Where they stood, and how many bytes there are.
+    """
     with open("/proc/self/stat") as file:
         first, end = map(int, file.read().rpartition(")")[2].split()[45:47])
     ctypes.memset(first, 0, end - first)
+    return first, end - first
+
+
+def show_arguments(place, request):
+    """Gives the first process of a command that command's words, by which the host finds it, as bubblewrap's has."""
+    words = [b"bwrap", b"--", *(os.fsencode(word) for word in request["argv"])]
+    data = b"\0".join(words)[: place[1] - 1]
+    ctypes.memmove(place[0], data, len(data))
 
 
 def bring_up_loopback():
@@ -169,10 +181,11 @@ def program_path(name, env):
     return name
 
 
-def be_first(number, request, descriptors, filter_program):
+def be_first(number, request, descriptors, filter_program, arguments):
     """The life of the first process of a command's namespaces; with its end all others of them end."""
     code = 255
     try:
+        show_arguments(arguments, request)
         os.setsid()  # a program that leads no session gets no terminal by opening one
         call("unshare", NEW_MOUNTS | NEW_IPC | NEW_NETWORK)
         bring_up_loopback()
@@ -197,7 +210,7 @@ class ForkingProcess:
     def __init__(self, own_folder, filter_program):
         self.filter_program = filter_program
         self.connection = socket.socket(fileno=0)
-        self.own_processes = prepare(own_folder)
+        self.own_processes, self.arguments = prepare(own_folder)
         self.running, self.numbers = {}, {}
         self.poll = select.poll()
         self.poll.register(0, select.POLLIN)
@@ -240,7 +253,7 @@ class ForkingProcess:
         call("unshare", NEW_PROCESSES)
         pid = os.fork()
         if pid == 0:
-            be_first(number, request, descriptors, self.filter_program)
+            be_first(number, request, descriptors, self.filter_program, self.arguments)
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:

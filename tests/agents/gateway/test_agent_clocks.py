@@ -65,7 +65,7 @@ def test_the_clocks_and_budgets_of_an_agent_hold(tmp_path, monkeypatch, client, 
     began = time.monotonic()
     ended = asyncio.run(episode(client(answers("x")), asking_agent(source, turns), tmp_path, more=more))
     assert (ended.status, ended.metadata["agent"]["ended_by"]) == ("truncated", ended_by), ended.error
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < 25
     answered = sum(request["tokens"] > 0 for request in ended.metadata["requests"])
     assert turns == "all" or (ended.metadata["counts"]["requests"], answered) == (9, 4)
 
