@@ -21,9 +21,10 @@ MOST_WIDE = 100_000
 MOST_WIDE_TEXT = 8 << 20
 """Bytes of all strings with such characters in a document longer than a megabyte: they take four times as much."""
 _MARKS = b",:[{"
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_INSIDE_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _WIDE = re.compile(rb"\\u[dD][89abAB]")
 _LONG = 1 << 20  # bytes of a document that is worth a second look
+_PIECE = 1 << 16  # bytes that are looked at before other threads may run
 
 
 class TooManyValuesError(ValueError):
@@ -63,6 +64,8 @@ def _escaped(data: bytes | bytearray) -> bytes | bytearray:
     if len(data) <= _LONG:
         return data
     for lead in (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4"):
+        if lead not in data:
+            continue
         first, *rest = data.split(lead, MOST_WIDE)
         if len(rest) == MOST_WIDE:
             raise TooManyValuesError(f"it has more than {MOST_WIDE:,} characters beyond U+FFFF")
@@ -84,14 +87,27 @@ def _check_wide_text(data: bytes | bytearray) -> None:
     if not _WIDE.search(data):
         return
     size = 0
-    for found in _STRING.finditer(data):
-        begin, end = found.span()
+    for begin, end in _strings(data):
         if end - begin > 12 and _WIDE.search(data, begin, end):
             size += end - begin
             if size > MOST_WIDE_TEXT:
                 raise TooManyValuesError(
                     f"it has more than {MOST_WIDE_TEXT:,} bytes of texts with characters beyond U+FFFF"
                 )
+
+
+def _strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Ranges of the strings of a document, with their quotes, in order.
+
+    They are searched in pieces, because an expression keeps the interpreter's lock while it goes through a long string.
+    """
+    end = 0
+    while (begin := data.find(b'"', end)) >= 0:
+        end = begin + 1
+        while (after := _INSIDE_STRING.match(data, end, end + _PIECE).end()) > end:  # type: ignore[union-attr]
+            end = after
+        end = min(end + 1, len(data))
+        yield begin, end
 
 
 def count_values(data: bytes | bytearray, most: int) -> int:
@@ -111,12 +127,12 @@ def count_values(data: bytes | bytearray, most: int) -> int:
     return count
 
 
-def _outside_strings(data: bytes | bytearray, piece: int = 1 << 16) -> Iterator[tuple[int, int]]:
-    """Ranges of a document that lie outside its strings, in order, none of them longer than ``piece`` bytes."""
+def _outside_strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Ranges of a document that lie outside its strings, in order, none of them longer than ``_PIECE`` bytes."""
     begin, size = 0, len(data)
     while begin < size:
-        quote = data.find(b'"', begin, begin + piece)
-        end = min(begin + piece, size) if quote < 0 else quote
+        quote = data.find(b'"', begin, begin + _PIECE)
+        end = min(begin + _PIECE, size) if quote < 0 else quote
         yield begin, end
         begin = end if quote < 0 else _end_of_string(data, quote + 1)
 

@@ -5,6 +5,7 @@ import json
 from hypothesis import given, settings, strategies
 import pytest
 
+from k2jax.files import bounded_json
 from k2jax.files.bounded_json import TooManyValuesError, count_values, parse_bounded_json
 
 LEAVES = strategies.none() | strategies.booleans() | strategies.integers() | strategies.text()
@@ -65,3 +66,22 @@ def test_long_texts_with_wide_characters_are_refused_and_long_texts_beside_them_
     with pytest.raises(TooManyValuesError, match="beyond"):
         parse_bounded_json(document)
     assert parse_bounded_json(f'["{text}\\\\","{wide}"]'.encode()) == [text + "\\", "\U0001f600"]
+
+
+TEXTS = strategies.lists(strategies.text('a"\\\U0001f600\u00e9', max_size=30), max_size=8)
+
+
+@settings(max_examples=120, deadline=None)
+@given(TEXTS, strategies.integers(2, 40))
+def test_the_size_of_texts_with_wide_characters_is_counted_exactly(texts, piece):
+    data = json.dumps(texts).encode()
+    wide = sum(len(json.dumps(text)) for text in texts if "\U0001f600" in text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounded_json, "_LONG", 0)
+        patch.setattr(bounded_json, "_PIECE", piece)
+        patch.setattr(bounded_json, "MOST_WIDE_TEXT", wide)
+        assert parse_bounded_json(data) == texts
+        patch.setattr(bounded_json, "MOST_WIDE_TEXT", wide - 1)
+        if wide:
+            with pytest.raises(TooManyValuesError):
+                parse_bounded_json(data)
