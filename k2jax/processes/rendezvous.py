@@ -17,6 +17,8 @@ from typing import Any
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
 
+VERSION = 1
+"""Of the greeting, and of what the processes of a run say to each other behind it."""
 _RETRY_SECONDS = 0.2
 _GREETING_SECONDS = 5.0  # longest time in which a connected process sends its greeting
 _LONGEST_MESSAGE, _MAX_VALUES = 1 << 20, 16  # bytes of a message, of which a verdict may name many processes
@@ -37,7 +39,7 @@ def rendezvous(address: str, count: int, index: int, seconds: float) -> None:
         seconds: how long to wait [s].
 
     Raises:
-        UserError: two processes have the same index, or their counts differ.
+        UserError: two processes have the same index, or their counts or their versions of k2jax differ.
         ProcessLostError: some processes did not arrive in time; the message names them.
     """
     host, _, port = address.rpartition(":")
@@ -45,7 +47,7 @@ def rendezvous(address: str, count: int, index: int, seconds: float) -> None:
     if index == 0:
         _host(int(port), count, deadline, seconds)
     else:
-        greeting = {"process": index, "host": socket.gethostname(), "count": count}
+        greeting = {"process": index, "host": socket.gethostname(), "count": count, "version": VERSION}
         _attend((host.strip("[]"), int(port)), greeting, deadline, seconds)
 
 
@@ -63,11 +65,11 @@ def _host(port: int, count: int, deadline: float, seconds: float) -> None:
                 break
             mistake = _admit(connection, count, arrived)
         missing = [index for index in range(1, count) if index not in arrived]
-        verdict = {"mistake": mistake}
+        verdict = {"mistake": mistake, "version": VERSION}
         if missing and mistake is None:
             names = ", ".join(f"process {index}" for index in missing)
             message = f"{names} of {count} did not start within {seconds:g} s; see why in their logs, and restart all"
-            verdict = {"lost": message}
+            verdict |= {"lost": message}
         for recipient in {*arrived.values(), *([connection] if mistake else [])}:
             with contextlib.suppress(OSError):
                 recipient.sendall(json.dumps(verdict).encode() + b"\n")
@@ -83,6 +85,8 @@ def _admit(connection: socket.socket, count: int, arrived: dict[int, socket.sock
         return None  # the connection is not from a process of a run
     if index < 1:
         return None
+    if greeting.get("version") != VERSION:
+        return _other_version(f"process {index} ({host})", greeting, "process 0")
     if its_count != count:
         return (
             f"process {index} ({host}) has JAX_NUM_PROCESSES {its_count}, process 0 has {count}; "
@@ -94,6 +98,13 @@ def _admit(connection: socket.socket, count: int, arrived: dict[int, socket.sock
         return f"two processes have JAX_PROCESS_ID {index}, one of them on {host}; number them from 0 to {count - 1}"
     arrived[index] = connection
     return None
+
+
+def _other_version(who: str, message: dict[str, Any], other: str) -> str:
+    its = message["version"] if isinstance(message.get("version"), int) else "none"
+    return (
+        f"{who} speaks version {its} of the rendezvous, and {other} {VERSION}; install the same k2jax for every process"
+    )
 
 
 def _is_open(connection: socket.socket) -> bool:
@@ -111,6 +122,8 @@ def _attend(address: tuple[str, int], greeting: dict[str, Any], deadline: float,
         with contextlib.suppress(OSError, ValueError), socket.create_connection(address, timeout=remaining) as peer:
             peer.sendall(line)
             verdict = _read_message(peer, remaining)
+            if verdict.get("version") != VERSION:
+                raise UserError(_other_version("process 0", verdict, "this process"))
             return _raise_verdict(verdict)
         time.sleep(_RETRY_SECONDS)
     raise ProcessLostError(

@@ -11,6 +11,7 @@ import pytest
 
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
+from k2jax.agents.environments.remote_messages import PROTOCOL
 from k2jax.agents.environments.remote_servers import VARIABLE, server_key
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.scaffolds.scripted import said
@@ -97,7 +98,7 @@ def test_the_key_is_in_no_task_no_message_and_no_error(caplog):
 
     async def handle(request):
         seen.append((request.raw_headers, request.path_qs))
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         seen.append((await socket.receive()).data)
         await socket.send_str("{}")
@@ -121,6 +122,30 @@ async def test_a_wrong_key_is_the_user_s_mistake_and_is_not_shown():
         with listed(url, key="another-key"), pytest.raises(UserError, match="need another key") as mistake:
             await RemoteEnvironment().reset(a_task(url), 0)
         assert "another-key" not in str(mistake.value)
+
+
+@pytest.mark.parametrize("protocols", [(), ("k2jax.environment.0",)])
+def test_a_server_of_another_version_is_refused_in_one_line(protocols):
+    async def handle(request):
+        socket = web.WebSocketResponse(protocols=protocols)
+        await socket.prepare(request)
+        await socket.receive()
+        return socket
+
+    async def use(url):
+        environment = RemoteEnvironment()
+        with listed(url), pytest.raises(UserError, match=r"does not speak .*install the same"):
+            await environment.reset(remote(a_task(), url), 0)
+        assert environment._session is None
+
+    answered(handle, use)
+
+
+async def test_both_ends_refuse_the_other_s_version(monkeypatch):
+    monkeypatch.setattr("k2jax.agents.environments.remote.PROTOCOL", "k2jax.environment.2")
+    async with served() as (url, _):
+        with listed(url), pytest.raises(UserError, match="does not speak"):
+            await RemoteEnvironment().reset(a_task(url), 0)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +219,7 @@ def test_a_server_that_does_not_answer_is_left_in_time(does):
         await asyncio.sleep(5)
 
     async def websocket(request):
-        socket = web.WebSocketResponse(autoping=False)
+        socket = web.WebSocketResponse(autoping=False, protocols=(PROTOCOL,))
         await socket.prepare(request)
         await socket.receive()
         if does == "large":

@@ -20,7 +20,7 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.agents.environment import Environment, EnvironmentMaker
 from k2jax.agents.environments import serve_connections
 from k2jax.agents.environments.remote import RemoteEnvironment, remote
-from k2jax.agents.environments.remote_messages import memory_of
+from k2jax.agents.environments.remote_messages import PROTOCOL, memory_of
 from k2jax.agents.environments.remote_servers import VARIABLE
 from k2jax.agents.environments.serve import EnvironmentServer
 from k2jax.agents.environments.serve_offer import Offer
@@ -79,7 +79,7 @@ async def conversation(offer=None, **options):
     async with (
         served(offer, **options) as (url, server),
         aiohttp.ClientSession() as session,
-        session.ws_connect(url, headers=BEARER) as socket,
+        session.ws_connect(url, headers=BEARER, protocols=(PROTOCOL,)) as socket,
     ):
         yield socket, server
 
@@ -106,6 +106,19 @@ async def test_without_the_key_nobody_has_a_session_not_even_on_this_machine_and
             assert refused.value.status == status and server.sessions == 0, headers
     with pytest.raises(ValueError, match="needs a key"):
         EnvironmentServer(EnvironmentMaker(), "")
+
+
+@pytest.mark.parametrize("spoken", [(), ("k2jax.environment.0",)])
+async def test_a_client_of_another_version_is_told_to_install_the_same(spoken):
+    async with served() as (url, server), aiohttp.ClientSession() as session:
+        answer = await session.get(
+            url,
+            headers=BEARER
+            | {"Connection": "Upgrade", "Upgrade": "websocket"}
+            | ({"Sec-WebSocket-Protocol": spoken[0]} if spoken else {}),
+        )
+        assert answer.status == 426 and (await answer.text()).endswith("install the same k2jax at both ends")
+        assert server.sessions == 0
 
 
 def test_the_command_keeps_a_key_and_prints_what_a_client_has_to_set_without_it(tmp_path, monkeypatch):
@@ -296,7 +309,7 @@ async def test_connections_without_the_key_are_few_and_the_oldest_makes_room():
 
 async def test_pings_are_answered_while_a_step_runs(slow):
     async with served(slow) as (url, _):
-        options = {"headers": BEARER, "heartbeat": 0.2}
+        options = {"headers": BEARER, "heartbeat": 0.2, "protocols": (PROTOCOL,)}
         async with aiohttp.ClientSession() as session, session.ws_connect(url, **options) as socket:
             await ask(socket, reset_of(a_task(environment="slow", tools=())))
             assert (await ask(socket, step_of(seconds=0.8)))["step"]
@@ -352,7 +365,10 @@ async def test_large_messages_take_turns_and_who_stalls_in_one_is_left(monkeypat
             stalled.append(reader)
         await asyncio.sleep(0.1)
         began = time.monotonic()
-        async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=BEARER) as socket:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url, headers=BEARER, protocols=(PROTOCOL,)) as socket,
+        ):
             assert (await ask(socket, reset_of(a_task())))["step"]  # a small message needs no turn
             assert time.monotonic() - began < 0.25
             large = a_task(metadata={"x": "y" * MEBI})
@@ -365,7 +381,9 @@ async def test_tasks_of_all_clients_share_a_memory_which_comes_free_again():
     room = memory_of(large) * 5 // 2
     async with served(memory=room) as (url, server):
         async with aiohttp.ClientSession() as session:
-            first, second, third = [await session.ws_connect(url, headers=BEARER) for _ in range(3)]
+            first, second, third = [
+                await session.ws_connect(url, headers=BEARER, protocols=(PROTOCOL,)) for _ in range(3)
+            ]
             for socket in (first, first, second):
                 assert (await ask(socket, large))["step"]
             error = (await ask(third, large))["error"]
@@ -390,7 +408,8 @@ async def test_many_resets_leave_one_environment(slow):
 async def _handshake(url):
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     head = ["GET / HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
-            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", f"Authorization: Bearer {KEY}"]  # fmt: skip
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", f"Authorization: Bearer {KEY}",
+            f"Sec-WebSocket-Protocol: {PROTOCOL}"]  # fmt: skip
     writer.write("\r\n".join([*head, "\r\n"]).encode())
     assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
     return reader, writer

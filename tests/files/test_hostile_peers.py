@@ -17,6 +17,7 @@ from k2jax.agents.toolsets.mcp_transport import MOST_VALUES, _read
 from k2jax.agents.toolsets.store import LARGEST, StoreTools
 from k2jax.agents.toolsets.types import ToolError
 from k2jax.agents.verifier_pool import verifier_messages as frames
+from k2jax.errors import UserError
 from k2jax.files.frames import lengths
 from k2jax.processes import rendezvous
 from k2jax.tasks.code.verifier import verdict_of
@@ -37,7 +38,7 @@ def sent(data):
     return ours
 
 
-GREETING = {"process": 1, "host": "x", "count": 2}
+GREETING = {"process": 1, "host": "x", "count": 2, "version": rendezvous.VERSION}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,22 @@ def test_greetings_count_and_others_take_no_longer_than_they_may(monkeypatch):
         assert rendezvous._admit(ours, 2, {}) is None
         stop.set()
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("version", [None, 0, "1"])
+def test_processes_of_another_version_are_told_apart_at_both_ends(version):
+    with sent(json.dumps(GREETING | {"version": version}).encode() + b"\n") as connection:
+        assert "install the same k2jax" in rendezvous._admit(connection, 2, {})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as peer:
+                peer.recv(1000)
+                peer.sendall(json.dumps({"mistake": None, "version": version}).encode() + b"\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UserError, match=r"process 0 speaks version .* this process 1; install the same k2jax"):
+            rendezvous.rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, 5)
 
 
 @pytest.mark.parametrize("record", [b"7", b"[]", b"{", b"NaN", b"\xff", DEEP, WIDE])

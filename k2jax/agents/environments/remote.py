@@ -17,7 +17,15 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.environment import NO_SERVICES, Environment, Message, Observation, Services, Step
-from k2jax.agents.environments.remote_messages import LARGEST_MESSAGE, read_object, read_step, read_tools, write_message
+from k2jax.agents.environments.remote_messages import (
+    LARGEST_MESSAGE,
+    PROTOCOL,
+    other_protocol,
+    read_object,
+    read_step,
+    read_tools,
+    write_message,
+)
 from k2jax.agents.environments.remote_servers import is_server_url, server_key
 from k2jax.agents.errors import EnvironmentFailedError
 from k2jax.agents.task import Task
@@ -108,6 +116,7 @@ class RemoteEnvironment(Environment):
         watch.on_request_redirect.append(_refuse_redirect)
         self._session = aiohttp.ClientSession(trace_configs=[watch])
         options = {"headers": {"Authorization": f"Bearer {key}"}, "max_msg_size": LARGEST_MESSAGE, "heartbeat": 30.0}
+        options["protocols"] = (PROTOCOL,)
         try:
             async with asyncio.timeout(self._timeout):
                 self._socket = await self._session.ws_connect(url, **options)
@@ -116,8 +125,13 @@ class RemoteEnvironment(Environment):
             status = error.status if isinstance(error, aiohttp.WSServerHandshakeError) else 0
             if status == 401:
                 raise UserError(f"the environments at {url} need another key than the one that is listed") from None
+            if status == 426:
+                raise UserError(other_protocol(f"the server of environments at {url}")) from None
             reason = "it is full" if status == 503 else f"{type(error).__name__}{f' (status {status})' * bool(status)}"
             raise EnvironmentFailedError(f"no environment at {url}: {reason}") from None
+        if self._socket.protocol != PROTOCOL:  # a server that knows of no versions
+            await self.close()
+            raise UserError(other_protocol(f"the server of environments at {url}"))
 
     async def _ask(self, request: Mapping[str, Any]) -> Step:
         """The reply to a request; after a failure the connection is closed, because its state is unknown."""

@@ -15,6 +15,8 @@ from k2jax.agents.task import Task
 from k2jax.errors import InfrastructureError, UserError, abbreviate
 from k2jax.files.bounded_json import BYTES_OF_A_VALUE, parse_bounded_json
 
+PROTOCOL = "k2jax.environment.1"
+"""Name and version of these messages, as a client offers it and a server chooses it (RFC 6455, section 1.9)."""
 LARGEST_MESSAGE = 8 << 20
 """Bytes of a request or a reply."""
 MOST_VALUES = 100_000
@@ -40,6 +42,11 @@ class EnvironmentRequest(NamedTuple):
     seed: int = 0
     action: Mapping[str, Any] = {}
     collects: bool = False
+
+
+def other_protocol(who: str) -> str:
+    """What is wrong where ``who`` speaks another version of these messages, and what mends it."""
+    return f"{who} does not speak {PROTOCOL}; install the same k2jax at both ends"
 
 
 def memory_of(text: str) -> int:

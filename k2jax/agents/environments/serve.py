@@ -25,8 +25,10 @@ from k2jax.agents.environment import Environment, EnvironmentMaker, Observation,
 from k2jax.agents.environments.remote import NO_AIOHTTP
 from k2jax.agents.environments.remote_messages import (
     LARGEST_MESSAGE,
+    PROTOCOL,
     EnvironmentRequest,
     memory_of,
+    other_protocol,
     read_request,
     write_message,
     write_step,
@@ -96,6 +98,8 @@ class EnvironmentServer:
             raise web.HTTPUnauthorized(text="this server needs a key", headers={"WWW-Authenticate": "Bearer"})
         if "Origin" in request.headers:
             raise web.HTTPForbidden(text="web pages are not served")
+        if PROTOCOL not in [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]:
+            raise web.HTTPUpgradeRequired(text=other_protocol("the client"))
         if self.sessions >= self._limit:
             raise web.HTTPServiceUnavailable(text="all sessions are taken")
         connection = connections.of(request.transport)
@@ -105,6 +109,7 @@ class EnvironmentServer:
         self.sessions += 1
         try:
             options = {"max_msg_size": LARGEST_MESSAGE, "heartbeat": 30.0, "timeout": CLOSING_SECONDS}
+            options["protocols"] = (PROTOCOL,)
             socket = web.WebSocketResponse(compress=False, **options)
             await socket.prepare(request)
             connection.admit()
