@@ -76,10 +76,20 @@ class WeightFollower:
         worker: of the engine, whose weights are those that the source has loaded last.
         source: of the weights.
         say: is told of every version that is taken, and of every failure.
+        on_taken: called with the number of every version, before the engine steps with it.
+        interval: time between two looks at the source; 0 is ``INTERVAL`` [s].
     """
 
-    def __init__(self, worker: Worker, source: WeightSource, say: Callable[[str], None]):
+    def __init__(
+        self,
+        worker: Worker,
+        source: WeightSource,
+        say: Callable[[str], None],
+        on_taken: Callable[[int], None] = lambda version: None,
+        interval: float = 0.0,
+    ):
         self._worker, self._source, self._say = worker, source, say
+        self._on_taken, self._interval = on_taken, interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
         self._thread.start()
@@ -91,7 +101,7 @@ class WeightFollower:
 
     def _follow(self) -> None:
         taken = self._source.loaded
-        while not self._stopped.wait(INTERVAL):
+        while not self._stopped.wait(self._interval or INTERVAL):
             try:
                 current = self._source.current()
                 if current is None or current == taken:
@@ -124,6 +134,7 @@ class WeightFollower:
                     return taken
                 self._stopped.wait(INTERVAL)
                 continue
+            self._on_taken(version)
             self._say(f"serving version {version} of the weights")
             return self._source.loaded
         return taken
