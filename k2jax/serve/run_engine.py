@@ -7,22 +7,19 @@ for it, and ends when the run does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 import dataclasses
 import os
 from pathlib import Path
 import socket
 import sys
-from typing import Any
 
 import jax
 
 from k2jax.agents.collect.engine_address import EngineAddress
-from k2jax.agents.collect.engine_socket import EngineAnswers
-from k2jax.agents.collect.engine_states import EngineJoin, EngineState
+from k2jax.agents.collect.engine_states import EngineState
 from k2jax.agents.collect.event_loop import calm_collector
-from k2jax.agents.collect.wire import VERSION, FrameConnection, other_version, version_of
-from k2jax.agents.collect.wire_messages import EngineMessage
+from k2jax.agents.collect.run_member import RunMember
+from k2jax.agents.collect.wire import FrameConnection
 from k2jax.checkpoint import run_config
 from k2jax.errors import UserError
 from k2jax.inference import Engine, Worker
@@ -40,8 +37,6 @@ from k2jax.serve.following import StoredWeights, WeightFollower, WeightSource
 
 POLL = 0.1
 """Time between two looks for a run [s]."""
-STATE_SECONDS = 0.5
-"""Time between two messages about what the engine does [s]."""
 WEIGHTS_SECONDS = 0.05
 """Time between two looks for a version of the weights [s]."""
 
@@ -70,9 +65,10 @@ async def follow(workdir: Path, ends_with_input: bool = False) -> None:
             await asyncio.sleep(POLL)
             record = RunRecord.read(workdir)
     address, source = _address(record, workdir), _source(record, workdir)
-    served = await asyncio.to_thread(_Served, make_engine(workdir, record), source)
+    loop = asyncio.get_running_loop()
+    served = await asyncio.to_thread(lambda: _Served(make_engine(workdir, record), source, loop))
     calm_collector()
-    while await served.serve(address):
+    while await served.member.serve(address):
         say(f"lost the run of {workdir}; waiting for it to go on")
         while (record := RunRecord.read(workdir)) is not None:
             address = _address(record, workdir)
@@ -127,82 +123,32 @@ async def _is_there(address: EngineAddress) -> bool:
 
 
 class _Served:
-    """The engine at work, over one connection after another."""
+    """The engine at work, and the source that it follows."""
 
-    def __init__(self, engine: Engine, source: WeightSource):
+    def __init__(self, engine: Engine, source: WeightSource, loop: asyncio.AbstractEventLoop):
         version, leaves = source.load()
         engine.update_params(leaves, version)
-        self._digest = version, _digest(engine)
+        self._taken, self._loop = (version, _digest(engine)), loop
         self._worker = Worker(engine, rest=REST_ON_CPU if jax.default_backend() == "cpu" else 0.0)
-        self._client = EngineClient(self._worker)
-        self._media = placed_chunk if engine.weights.has_vision else None
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed: Callable[[], None] = lambda: None
+        media = placed_chunk if engine.weights.has_vision else None
+        name, version_of = f"{socket.gethostname()}:{os.getpid()}", lambda: self._worker.engine.version
+        self.member = RunMember(name, EngineClient(self._worker), self._state, version_of, media)
         self._follower = WeightFollower(self._worker, source, say, self._on_taken, WEIGHTS_SECONDS)
-
-    async def serve(self, address: EngineAddress) -> bool:
-        """Answers until the run has ended or is lost; returns whether it is lost.
-
-        Raises:
-            UserError: the run speaks another version of the wire, or the engine has failed.
-        """
-        self._loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        answers = EngineAnswers(self._client, self._media, lambda: self._worker.engine.version)
-
-        def end(lost: bool, error: Exception | None = None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(lost)
-            else:
-                done.set_exception(error)
-
-        def on_frame(kind: int, body: bytes) -> None:
-            if kind == EngineMessage.HELLO and version_of(body) != VERSION:
-                end(False, UserError(other_version("the run", version_of(body))))
-            elif kind == EngineMessage.HELLO:
-                connection.send(EngineMessage.JOIN, EngineJoin(self._name).pack())
-                self._changed = lambda: connection.send(EngineMessage.STATE, self._state().pack())
-                self._changed()
-            elif kind == EngineMessage.RUN_ENDED:
-                end(False)
-            else:
-                answers.on_frame(kind, body)
-
-        answers.connection = connection = FrameConnection(on_frame, lambda: end(True))
-        try:
-            await address.connect(connection)
-        except OSError:
-            return True
-        try:
-            while not done.done():
-                await asyncio.wait([done], timeout=STATE_SECONDS)
-                self._changed()
-                if self._worker.failed is not None:
-                    raise UserError(f"the engine has failed: {self._worker.failed!r}")
-            return done.result()
-        finally:
-            self._changed = lambda: None
-            answers.cancel()
-            connection.abort()
 
     def _on_taken(self, version: int) -> None:
         """Called on the follower's thread while the engine is held, so that the run learns of it before any token."""
         taken = version, _digest(self._worker.engine)
 
         def tell() -> None:
-            self._digest = taken
-            self._changed()
+            self._taken = taken
+            self.member.tell()
 
-        if self._loop is None:
-            self._digest = taken
-        else:
-            self._loop.call_soon_threadsafe(tell)
+        self._loop.call_soon_threadsafe(tell)
 
     def _state(self) -> EngineState:
-        counts: dict[str, Any] = dataclasses.asdict(self._worker.stats())
-        return EngineState(*self._digest, self._worker.busy_seconds, counts)
+        if self._worker.failed is not None:
+            raise UserError(f"the engine has failed: {self._worker.failed!r}")
+        return EngineState(*self._taken, self._worker.busy_seconds, dataclasses.asdict(self._worker.stats()))
 
 
 def _digest(engine: Engine) -> str:
