@@ -58,26 +58,25 @@ async def follow(workdir: Path, ends_with_input: bool = False) -> None:
     """
     if ends_with_input:
         asyncio.get_running_loop().add_reader(0, lambda: os.read(0, 1) or os._exit(0))
-    record = RunRecord.read(workdir)
-    if record is None:
-        say(f"waiting for the weights of {workdir}")
-        while record is None:
-            await asyncio.sleep(POLL)
-            record = RunRecord.read(workdir)
-    address, source = _address(record, workdir), _source(record, workdir)
-    loop = asyncio.get_running_loop()
+    say(f"waiting for the weights of {workdir}")
+    while (record := await _found(workdir)) is None:
+        await asyncio.sleep(POLL)
+    source, loop = _source(record, workdir), asyncio.get_running_loop()
     served = await asyncio.to_thread(lambda: _Served(make_engine(workdir, record), source, loop))
     calm_collector()
-    while await served.member.serve(address):
+    while record is not None and await served.member.serve(_address(record, workdir)):
         say(f"lost the run of {workdir}; waiting for it to go on")
-        while (record := RunRecord.read(workdir)) is not None:
-            address = _address(record, workdir)
-            if await _is_there(address):
-                break
-            await asyncio.sleep(POLL)
-        if record is None:
-            break
+        record = await _found(workdir)
     say(f"the run of {workdir} has ended")
+
+
+async def _found(workdir: Path) -> RunRecord | None:
+    """The record of the run of a workdir, once somebody listens there; None where there is no run."""
+    while (record := RunRecord.read(workdir)) is not None:
+        if record.socket and await _is_there(_address(record, workdir)):
+            return record
+        await asyncio.sleep(POLL)
+    return None
 
 
 def make_engine(workdir: Path, record: RunRecord) -> Engine:

@@ -1,7 +1,7 @@
 """Where engines find the run that they follow: a file in its workdir, which nobody but its user can read.
 
-It is there from the first version of the weights on until the run ends by itself. Of a run that was killed it stays
-behind; nobody listens there then, and the next start replaces it.
+It is there until the run ends by itself, and has an address from the first version of the weights on. Of a run that was
+killed it stays behind; nobody listens there then, and the next start replaces it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class RunRecord(NamedTuple):
 
     Attributes:
         machine: names the machine until it starts anew.
-        socket: address for engines of this machine, see ``EngineAddress``.
+        socket: address for engines of this machine, see ``EngineAddress``; empty while there are no weights yet.
         listen: address for engines of other machines, with the run's key; empty where they cannot join.
         dtype: of the weights, in which engines compute.
     """
 
     machine: str
-    socket: str
-    listen: str
-    dtype: str
+    socket: str = ""
+    listen: str = ""
+    dtype: str = ""
 
     @classmethod
     def read(cls, workdir: Path) -> Self | None:
@@ -42,6 +42,7 @@ class RunRecord(NamedTuple):
 
     def write(self, workdir: Path) -> None:
         """Replaces the record of a workdir at once."""
+        (workdir / FOLDER).mkdir(mode=0o700, exist_ok=True)
         path = workdir / FOLDER / _FILE
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
@@ -51,8 +52,7 @@ class RunRecord(NamedTuple):
 
 
 def remove_record(workdir: Path) -> None:
-    """Tells engines that there is no run in a workdir; makes the folder where it is not there yet."""
-    (workdir / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    """Tells engines that there is no run in a workdir."""
     (workdir / FOLDER / _FILE).unlink(missing_ok=True)
 
 

@@ -62,7 +62,7 @@ class SeparatePolicy:
                 "has; set it to 0, and start engines on other devices with python -m k2jax.rollout engine "
                 f"--follow={parts.workdir}"
             )
-        remove_record(parts.workdir)  # of a run that was killed
+        RunRecord(this_machine()).write(parts.workdir)  # in place of that of a run that was killed
         self._listener, self._address = _listener(engines.listen)
         advice = f"python -m k2jax.rollout engine --follow={parts.workdir}"
         self.pool = EnginePool(parts.config.rl.rollout.max_length, say, advice)

@@ -130,7 +130,6 @@ def test_engines_join_a_run_and_are_killed_in_it_and_outlive_a_run_that_is_kille
 
 def test_who_may_read_where_a_run_is_and_with_which_key(tmp_path):
     assert RunRecord.read(tmp_path) is None
-    remove_record(tmp_path)
     record = RunRecord(this_machine(), "/tmp/socket", "tcp://ab@host:1", "float32")
     for _ in range(2):
         record.write(tmp_path)
