@@ -39,6 +39,8 @@ OPTIONS = {
     "rl.engines.placement": "separate",
 }
 
+STEPS = 40
+
 
 def versions_of(trajectory):
     return np.concatenate([node.versions[node.mask] for node in trajectory.nodes])
@@ -99,17 +101,29 @@ def steps_of(workdir):
     return 0
 
 
+@pytest.fixture
+def started():
+    """Notes a process, which is killed where the test has not ended it."""
+    with contextlib.ExitStack() as opened:
+
+        def note(process):
+            opened.callback(process.kill)
+            return process
+
+        yield note
+
+
 @pytest.mark.slow
-def test_engines_join_a_run_and_are_killed_in_it_and_outlive_a_run_that_is_killed(tmp_path):
+def test_engines_join_a_run_and_are_killed_in_it_and_outlive_a_run_that_is_killed(tmp_path, started):
     (tmp_path / "config.py").write_text(CONFIG_FILE)
     workdir, logs = tmp_path / "run", [tmp_path / f"{number}.log" for number in range(3)]
-    changes = OPTIONS | {"rl.engines.start": 0, "train.steps": 40, "rl.keep_trajectories": 100}
-    del changes["rl.tasks.low.options"], changes["eval.every"]
+    changes = OPTIONS | {"rl.engines.start": 0, "train.steps": STEPS, "rl.keep_trajectories": 100, "rl.eval_prompts": 0}
+    del changes["rl.tasks.low.options"]
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
-    engines = [engine_of(workdir, logs[0])]  # there is no run yet
-    run = start(tmp_path / "config.py", workdir, *flags)
+    engines = [started(engine_of(workdir, logs[0]))]  # there is no run yet
+    run = started(start(tmp_path / "config.py", workdir, *flags))
     wait(lambda: steps_of(workdir) >= 2, run, *engines)
-    engines.append(engine_of(workdir, logs[1]))
+    engines.append(started(engine_of(workdir, logs[1])))
     wait(lambda: "serving version" in logs[1].read_text(), run, *engines)
     engines[0].kill()  # at some moment of an iteration
     done = steps_of(workdir)
@@ -117,15 +131,15 @@ def test_engines_join_a_run_and_are_killed_in_it_and_outlive_a_run_that_is_kille
     run.send_signal(signal.SIGKILL)
     run.communicate()
     wait(lambda: "lost the run" in logs[1].read_text(), engines[1])
-    assert steps_of(workdir) < 40 and RunRecord.read(workdir) is not None
-    run = start(tmp_path / "config.py", workdir, *flags)
-    engines.append(engine_of(workdir, logs[2]))
+    assert steps_of(workdir) < STEPS and RunRecord.read(workdir) is not None
+    run = started(start(tmp_path / "config.py", workdir, *flags))
+    engines.append(started(engine_of(workdir, logs[2])))
     output, errors = run.communicate(timeout=SECONDS)
     assert run.returncode == 0, errors
     assert [engine.wait(30) for engine in engines[1:]] == [0, 0]
     assert logs[1].read_text().endswith(f"the run of {workdir} has ended\n")
     assert re.search(r"the engine \S+ has joined: 1 engine of the run", output)
-    assert_trained_well(workdir, 40, 1)
+    assert_trained_well(workdir, STEPS, 1)
 
 
 def test_who_may_read_where_a_run_is_and_with_which_key(tmp_path):
