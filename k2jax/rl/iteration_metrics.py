@@ -118,11 +118,17 @@ def busy_record(before: Mapping[str, float], after: Mapping[str, float], seconds
     return {"engine_busy" if role == POLICY else f"engine_busy/{role}": share for role, share in shares.items()}
 
 
-def stale_share(groups: Sequence[PromptGroup], version: int) -> float:
-    """The share of the sampled tokens of groups that older weights than ``version`` chose."""
+def staleness_record(groups: Sequence[PromptGroup], version: int) -> dict[str, float]:
+    """``stale_tokens``, the share of sampled tokens that older weights chose, and their mean age ``staleness``.
+
+    Args:
+        groups: that are trained on.
+        version: of the weights that are trained; the age of a token is how many versions older its weights are.
+    """
     nodes = [node for group in groups for each in group.trajectories if each is not None for node in each.nodes]
-    sampled = sum(int(node.mask.sum()) for node in nodes)
-    return sum(int((node.versions[node.mask] < version).sum()) for node in nodes) / max(1, sampled)
+    ages = np.concatenate([np.zeros(0, np.int64), *(version - node.versions[node.mask] for node in nodes)])
+    total = max(1, len(ages))
+    return {"stale_tokens": float(np.sum(ages > 0)) / total, "staleness": float(np.sum(ages)) / total}
 
 
 def oldest_version(trajectories: Sequence[Trajectory]) -> float:

@@ -22,7 +22,7 @@ from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
-from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, stale_share
+from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, staleness_record
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.schedules import reward_weights
@@ -164,7 +164,7 @@ class LockstepSampler:
             for engine in self._frozen():
                 engine.release(weights=False)
         self._record = iteration_record(self._config, groups, self._prompts.sampled_tokens, seconds) | used
-        self._record["stale_tokens"] = stale_share(groups, step - 1)
+        self._record |= staleness_record(groups, step - 1)
         if len(self._clients) > 1:  # they take turns
             self._record |= busy_record(busy, self._busy_seconds(), seconds)
         self.store(step, groups)

@@ -7,7 +7,7 @@ from k2jax.agents.mixture import DrawnTask
 from k2jax.agents.verifier import FAILED
 from k2jax.inference.stats import EngineStats
 from k2jax.rl.groups import PromptGroup, reward_terms
-from k2jax.rl.iteration_metrics import engine_record, iteration_record, stale_share
+from k2jax.rl.iteration_metrics import engine_record, iteration_record, staleness_record
 from k2jax.rl.schedules import reward_weights
 from k2jax.trajectory import Node, Reward, Trajectory
 from tests.rl.tiny import tiny
@@ -51,8 +51,8 @@ def test_answers_that_failed_their_verifier_are_counted_beside_those_that_are_ma
     assert (record["failed_verdicts"], record["masked_samples"]) == (1, 1)
 
 
-@pytest.mark.parametrize(("version", "share"), [(0, 0.0), (1, 1 / 8), (2, 3 / 8), (3, 1.0)])
-def test_stale_tokens_are_sampled_ones_of_older_weights(version, share):
+@pytest.mark.parametrize(("version", "share", "age"), [(2, 3 / 8, 4 / 8), (3, 1.0, 12 / 8), (5, 1.0, 28 / 8)])
+def test_stale_tokens_are_sampled_ones_of_older_weights(version, share, age):
     groups = [PromptGroup(0, (1, 0), None, [trajectory([0, 1], [2]), trajectory([1, 2, 2, 2, 2])])]
-    assert stale_share(groups, version) == share
-    assert stale_share([], version) == 0.0
+    assert staleness_record(groups, version) == {"stale_tokens": share, "staleness": age}
+    assert staleness_record([], version) == {"stale_tokens": 0.0, "staleness": 0.0}

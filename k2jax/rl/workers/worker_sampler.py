@@ -22,7 +22,7 @@ from k2jax.rl.engines.engine_pool import EnginePool
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
-from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, stale_share
+from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, staleness_record
 from k2jax.rl.methods.base import Methods
 from k2jax.rl.retention import VerdictRetention
 from k2jax.rl.schedules import reward_weights
@@ -120,7 +120,7 @@ class WorkerSampler:
                 engine.release(weights=False)
         sampled = now.stats.tokens_generated - since.stats.tokens_generated
         self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(since.stats, now.stats)
-        self._record["stale_tokens"] = stale_share(groups, step - 1)
+        self._record |= staleness_record(groups, step - 1)
         self._record |= busy_record(since.busy, now.busy, seconds)
         if self._pool is None:
             self._record["pause_seconds"] = self._pauses.longest()

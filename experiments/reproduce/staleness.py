@@ -1,0 +1,104 @@
+"""How old the weights may be that have sampled what is trained on, where engines generate while the trainer updates.
+
+Reproduces: overlapped generation and training with a bound of staleness (Kimi K2, section 3.3; KAT-Coder-V2, section
+3.3.2) at the scale of a laptop, and IcePop as a remedy for old samples. The model, the tasks and the start are those of
+``nano_post_training``, whose finished runs are used where the workdir is the same. An engine in a process of its own
+generates without pause; with ``look_ahead`` one above the bound it runs ahead as far as the bound lets it, so that a
+larger bound gives older samples. Beside these runs stands the one whose engine lies on the trainer's devices.
+Expected: written down by the runs (docs/reproductions.md).
+
+    python -m k2jax.reproduce staleness --workdir=runs/nano_post_training
+"""
+
+import numpy as np
+
+from k2jax.report.style import PALETTE, legend, new_figure, style_axes
+from k2jax.report.table import markdown_table
+from k2jax.reproduce import RunResult, Study, Summary, curve
+from k2jax.reproduce.figures import seed_bars, seed_curves
+from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.reproduce.study_file import load_study_file
+
+base = load_study_file("nano_post_training")
+get_config, prepare, evaluate, held_out_configs = base.get_config, base.prepare, base.evaluate, base.held_out_configs
+SHARED = ("pretrained", "sft", "rl_k2.5")
+BOUNDS = (0, 1, 4)
+ICEPOP = {"rl.loss.icepop.on": True, "rl.loss.old": "recompute"}  # it compares the trainer with the engine
+LABELS = {
+    "sft": "SFT, the start",
+    "rl_k2.5": "RL, engine on the trainer's devices",
+    **{f"rl_stale{bound}": f"RL, at most {bound} versions old" for bound in BOUNDS},
+    f"rl_stale{BOUNDS[-1]}_icepop": f"RL, at most {BOUNDS[-1]} versions old, IcePop",
+}
+SEPARATE = [name for name in LABELS if name.startswith("rl_stale")]
+ACCURACY = {"eval/greedy": "greedy", "eval/avg@8": "Avg@8", "eval/pass@8": "pass@8"}
+COLUMNS = {"staleness": ("versions old", 2), "stale": ("groups dropped as stale", 4)}
+COLUMNS |= {"clipped": ("clipped", 4), "mismatch": ("apart [nats a token]", 5), "minutes": ("minutes", 1)}
+
+
+def separate(bound: int) -> dict:
+    """Overrides of a run whose samples are at most ``bound`` versions old."""
+    return {
+        "rl.rollout.sampler": "workers",
+        "rl.rollout.look_ahead": bound + 1,
+        "rl.rollout.offload_state": False,
+        "rl.engines.placement": "separate",
+        "rl.max_staleness": bound,
+    }
+
+
+def runs():
+    """The chain of each seed to the run with a colocated engine, then a run with each bound."""
+    return for_seeds(base.SEEDS, _of_seed)
+
+
+def _of_seed(seed: int) -> dict[str, dict]:
+    chain = base.chain(seed)
+    bounded = {f"rl_stale{bound}": chain["rl_k2.5"] | separate(bound) for bound in BOUNDS}
+    with_icepop = {f"rl_stale{BOUNDS[-1]}_icepop": bounded[f"rl_stale{BOUNDS[-1]}"] | ICEPOP}
+    return {name: chain[name] for name in SHARED} | bounded | with_icepop
+
+
+def summarize(results: dict[str, RunResult]) -> Summary:
+    """Accuracy of every bound, how old samples were, and how many were dropped."""
+    measured = SeedRecords.of(results, LABELS)
+    during = SeedRecords.of(results, ["rl_k2.5", *SEPARATE], _statistics)
+    rows = [
+        (label, *(measured.spread(run, key) for key in ACCURACY),
+         *(during.spread(run, key, digits) if run in during.runs else "" for key, (_, digits) in COLUMNS.items()))
+        for run, label in LABELS.items()
+    ]  # fmt: skip
+    header = ("run", *ACCURACY.values(), *(title for title, _ in COLUMNS.values()))
+    text = (
+        f"{markdown_table(header, rows)}\n1,000 held-out problems; mean (lowest to highest) over {len(measured.seeds)} "
+        "seeds. Versions old is the mean over sampled tokens and iterations, of samples when they are trained on; "
+        "minutes are those of training.\n"
+    )
+    return Summary(text, _figure(results, measured))
+
+
+def _statistics(result: RunResult) -> dict[str, float]:
+    """Means over the iterations of a run; without what it does not report."""
+    keys = {"staleness": "staleness", "stale": "window/stale"}
+    keys |= {"clipped": "policy/clipped", "mismatch": "tokens/mismatch"}
+    found = {name: values for name, key in keys.items() if (values := curve(result, key)[1])}
+    minutes = curve(result, "seconds")[1][-1] / 60
+    return {name: float(np.mean(values)) for name, values in found.items()} | {"minutes": minutes}
+
+
+def _figure(results: dict[str, RunResult], measured: SeedRecords):
+    figure, axes = new_figure(1, 3, height=4.0)
+    for run, color in zip(("rl_k2.5", *SEPARATE), PALETTE, strict=False):
+        seed_curves(axes[0, 0], results, run, "accuracy", label=LABELS[run], color=color)
+        if run in SEPARATE:
+            seed_curves(axes[0, 1], results, run, "staleness", label=LABELS[run], color=color)
+    style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y="share")
+    style_axes(axes[0, 1], title="How old samples are", x="iteration", y="versions, mean over tokens")
+    legend(axes[0, 0])
+    seed_bars(axes[0, 2], measured, LABELS, {"eval/greedy": "greedy", "eval/avg@8": "Avg@8"})
+    style_axes(axes[0, 2], title="Held-out accuracy", x="share of problems, mean and range of seeds")
+    axes[0, 2].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
+    return figure
+
+
+STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)
