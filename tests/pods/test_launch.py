@@ -100,7 +100,7 @@ CACHE = "--config.data.cache_dir"
 def test_the_trainers_words_are_kept_as_typed(monkeypatch, words, kept):
     monkeypatch.setattr(sys, "argv", ["launch", *words])  # config_flags looks there for overrides
     values, _ = cli.parse(sys.argv, launch.define, "")
-    assert launch.trainer_arguments(words, values) == tuple(kept)
+    assert launch.config_arguments(words, values) == tuple(kept)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
   name: k2
-  annotations:
-    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
 spec:
   failurePolicy:
     maxRestarts: 100
@@ -17,9 +15,12 @@ spec:
         onJobFailureReasons:
           - PodFailurePolicy
   replicatedJobs:
-    - name: slice
+    - name: main
       replicas: 1
       template:
+        metadata:
+          annotations:
+            alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
         spec:
           parallelism: 256
           completions: 256
