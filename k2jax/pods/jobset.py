@@ -18,6 +18,9 @@ PORTS = (8471, 8080)
 """Ports over which libtpu connects hosts and slices (as in xpk's manifests)."""
 EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 """Each Job has a node pool for itself: a slice is a node pool."""
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+"""Labels that JobSet gives to pods."""
 MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
 """Metadata is not cached, because all hosts write to the same folder."""
 
@@ -87,8 +90,7 @@ def _pod(spec: LaunchSpec, part: Part) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_seconds,
-        "nodeSelector": _node_selector(spec, part),
-        "tolerations": [{"key": "google.com/tpu", "operator": "Exists"}] if part.tpu else [],
+        **_placement(spec, part),
         "containers": [_container(spec, part)],
         "volumes": [
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
@@ -101,39 +103,49 @@ def _pod(spec: LaunchSpec, part: Part) -> dict[str, Any]:
             },
         ],
     }
-    if spec.capacity == "spot" and part.tpu:
-        pod["tolerations"].append({"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"})
     if spec.service_account:
         pod["serviceAccountName"] = spec.service_account
     return pod
 
 
-def _node_selector(spec: LaunchSpec, part: Part) -> dict[str, str]:
+def _placement(spec: LaunchSpec, part: Part) -> dict[str, Any]:
+    """Which nodes a pod may have: those of its slice, or a machine to itself."""
     if part.tpu is None:
-        return {"node.kubernetes.io/instance-type": spec.machine}
+        labels = {JOBSET_NAME: spec.name, REPLICATED_JOB: part.name}
+        apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+        return {
+            "nodeSelector": {"node.kubernetes.io/instance-type": spec.machine},
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        }
     capacity = {
         "on_demand": {},
         "spot": {"cloud.google.com/gke-spot": "true"},
         "flex": {"cloud.google.com/gke-flex-start": "true"},
         "reserved": {"cloud.google.com/reservation-name": spec.reservation},
     }
-    return {
+    selector = {
         "cloud.google.com/gke-tpu-accelerator": part.tpu.generation.accelerator,
         "cloud.google.com/gke-tpu-topology": part.tpu.topology,
     } | capacity[spec.capacity]
+    tolerations = [{"key": "google.com/tpu", "operator": "Exists"}]
+    if spec.capacity == "spot":
+        tolerations.append({"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"})
+    return {"nodeSelector": selector, "tolerations": tolerations}
 
 
 def _container(spec: LaunchSpec, part: Part) -> dict[str, Any]:
-    resources = {"resources": {"limits": {"google.com/tpu": part.tpu.chips_per_node}}} if part.tpu else {}
+    of_tpus: dict[str, Any] = {}
+    if part.tpu:
+        of_tpus["ports"] = [{"containerPort": port} for port in PORTS]
+        of_tpus["resources"] = {"limits": {"google.com/tpu": part.tpu.chips_per_node}}
     return {
         "name": CONTAINER,
         "image": spec.image,
         "command": [escape_references(word) for word in part.command],
         "env": [{"name": name, "value": escape_references(value)} for name, value in part.variables.items()],
         **({"envFrom": [{"secretRef": {"name": spec.secret}}]} if spec.secret else {}),
-        "ports": [{"containerPort": port} for port in (PORTS if part.tpu else ())],
         "securityContext": {"privileged": True},
-        **resources,
+        **of_tpus,
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "bucket", "mountPath": spec.mount},

@@ -188,6 +188,8 @@ def check_beside(config: Config, engines: str | None, workers: int) -> None:
         raise UserError(
             "--engines are of stage rl with config.rl.engines.placement=separate; set it, or omit --engines"
         )
+    if engines and config.rl.engines.listen:
+        raise UserError("--engines says itself where they join; leave config.rl.engines.listen empty")
     rollout = config.rl.rollout
     if workers and (config.stage != "rl" or rollout.sampler != "workers" or rollout.workers < workers):
         raise UserError(

@@ -20,7 +20,7 @@ NANO = "--config=experiments/pretrain/nano.py"
 
 @pytest.mark.parametrize("case", golden.CASES)
 def test_dry_run_prints_what_it_printed(case):
-    done = golden.launch(*golden.SAME, *golden.CASES[case])
+    done = golden.launch(golden.TRAINING, *golden.SAME, *golden.CASES[case])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (golden.FOLDER / f"{case}.sh").read_text()
 
@@ -62,7 +62,7 @@ def test_dry_run_prints_what_it_printed(case):
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(changed, message):
-    done = golden.launch(*golden.SAME, "--tpu=v5p-8", "--zone=z", *changed)
+    done = golden.launch(golden.TRAINING, *golden.SAME, "--tpu=v5p-8", "--zone=z", *changed)
     assert done.returncode == 2, done.stdout
     assert message in done.stderr and len(done.stderr.splitlines()) == 1 and not done.stdout
 
@@ -72,7 +72,7 @@ def test_the_printed_script_is_what_runs(tmp_path):
     calls = 'echo "${0##*/} $1" >> $T/calls; '
     environment = fake_commands(tmp_path, gcloud=calls, kubectl=calls + "cat > $T/manifest; exit 7")
     environment["PYTHONPATH"] = os.getcwd()
-    case = [flag for flag in (*golden.SAME, *golden.CASES["jobset_v5p"]) if flag != "--dry_run"]
+    case = [flag for flag in (golden.TRAINING, *golden.SAME, *golden.CASES["jobset_v5p"]) if flag != "--dry_run"]
     command = [sys.executable, "-m", "k2jax.launch", *case]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 7, done.stderr

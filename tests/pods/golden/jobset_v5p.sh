@@ -74,11 +74,11 @@ spec:
                       value: "--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true"
                     - name: PYTHONUNBUFFERED
                       value: "1"
+                  securityContext:
+                    privileged: true
                   ports:
                     - containerPort: 8471
                     - containerPort: 8080
-                  securityContext:
-                    privileged: true
                   resources:
                     limits:
                       google.com/tpu: 4
