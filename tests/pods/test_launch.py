@@ -117,13 +117,16 @@ def test_the_name_comes_from_the_workdir(workdir, name):
     assert job_name(workdir) == name
 
 
-def test_the_documented_commands_are_accepted():
+def test_the_documented_commands_are_accepted(monkeypatch, capsys):
     text = (ROOT / "docs/launch.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m k2jax.launch")]
-    assert len(commands) == 3
+    assert len(commands) == 6
+    monkeypatch.chdir(ROOT)
     for command in commands:
-        done = golden.launch(*command[3:], "--dry_run")
-        assert done.returncode == 0, done.stderr
+        monkeypatch.setattr(sys, "argv", [*command[2:], "--dry_run"])  # config_flags looks there for overrides
+        values, _ = cli.parse(sys.argv, launch.define, "")
+        assert launch.main(values) == 0
+        assert capsys.readouterr().out.startswith("set -euo pipefail\n")
 
 
 def launch_lines():
