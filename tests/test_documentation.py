@@ -78,17 +78,19 @@ def commands():
 
 
 COMMANDS = commands()
+WITH_FLAGS_OF_THEIR_OWN = {("k2jax.rollout", "engine")}
+"""Words of commands behind which other flags stand."""
 
 
 @functools.cache
-def parser_of(module):
+def parser_of(module, *words):
     """What a command gives to ``cli.run``: its flags and the names of its positional arguments; None without flags."""
     calls = []
 
     def run(main, define, doc, positional=(), optional=0, remote=()):
         calls.append((define, doc, positional, optional))
 
-    with mock.patch.object(cli, "run", run), mock.patch.object(sys, "argv", [module]):
+    with mock.patch.object(cli, "run", run), mock.patch.object(sys, "argv", [module, *words]):
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     return calls[0] if calls else None
 
@@ -96,7 +98,8 @@ def parser_of(module):
 def check(words, monkeypatch):
     """Raises where a command names a module, flag, key, file or argument that does not exist; runs nothing."""
     module, *arguments = words
-    parser = parser_of(module)
+    below = arguments[:1] if tuple(words[:2]) in WITH_FLAGS_OF_THEIR_OWN else []
+    parser, arguments = parser_of(module, *below), arguments[len(below) :]
     if parser is None:
         if arguments:
             PARSERS[module].parse_args(arguments)

@@ -19,6 +19,7 @@ from k2jax.inference.roles import FrozenModel, open_roles, roles_in_lockstep
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
+from k2jax.rl.engines.separate_policy import open_policy
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.inputs import open_chat, open_images, open_scorer
@@ -85,7 +86,7 @@ def open_rl(
         frozen = open_roles(config, tokenizer, rollout_mesh(program, config.rl.rollout), rollout_dtype(program))
         identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
         with Run(program, path, identity) as run:
-            parts.run, policy = run, Policy(program, path, opened)
+            parts.run, policy = run, open_policy(parts)
             sampler = open_sampler(parts, policy, scorer, media, methods, frozen)
             if run.extra:
                 sampler.restore(run.extra)
@@ -108,7 +109,7 @@ def open_sampler(
 ) -> Sampler:
     """The sampler that the config names; ``parts.opened`` closes it."""
     if parts.config.rl.rollout.sampler == "workers":
-        return open_workers(parts, policy.engine, scorer, media, methods, frozen)
+        return open_workers(parts, policy, scorer, media, methods, frozen)
     client = LockstepClient(policy.engine)
     roles = roles_in_lockstep(client, parts.chat, parts.tokenizer, frozen)
     episodes = Episodes(parts.config, client, parts.chat, parts.tokenizer, scorer, media=media, roles=roles)

@@ -9,17 +9,21 @@ Example:
 A command that was stopped or killed continues when it is given again; nothing is lost or doubled. What it has collected
 is in the workdir, where python -m k2jax.trajectories finds it. The server has to take and return token ids, as
 python -m k2jax.serve and vLLM do; $OPENAI_API_KEY is sent to it.
+
+python -m k2jax.rollout engine --follow=RUN starts an engine for a run of reinforcement learning; it has a --help.
 """
 
 import asyncio
 import json
 from pathlib import Path
+import sys
 import time
 
 from absl import flags
 
 from k2jax import cli, runtime
 from k2jax.errors import UserError
+from k2jax.rollout import engine
 
 INTERRUPTED = 130
 _INTERVAL = 5.0  # between two lines of progress [s]
@@ -140,4 +144,7 @@ def _tasks(config, split: str, count: int) -> list:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["engine"]:
+        del sys.argv[1]
+        cli.run(engine.main, engine.define, engine.__doc__)
     cli.run(main, define, __doc__)

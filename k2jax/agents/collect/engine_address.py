@@ -17,8 +17,8 @@ from k2jax.agents.collect.wire import VERSION, VERSION_NUMBER, FrameConnection
 from k2jax.agents.collect.wire_messages import EngineMessage
 
 _TCP = "tcp://"
-_KEY_BYTES = 32
-LARGEST_GREETING = VERSION_NUMBER.size + 2 * _KEY_BYTES
+KEY_BYTES = 32
+LARGEST_GREETING = VERSION_NUMBER.size + 2 * KEY_BYTES
 """Bytes of a greeting at most."""
 
 
@@ -75,7 +75,7 @@ class EngineAddress(NamedTuple):
 def tcp_listener(host: str) -> tuple[socket.socket, EngineAddress]:
     """A listening socket on a free port of a host, and its address with a new key."""
     listener = socket.create_server((host, 0), backlog=512)
-    return listener, EngineAddress(host=host, port=listener.getsockname()[1], key=secrets.token_hex(_KEY_BYTES))
+    return listener, EngineAddress(host=host, port=listener.getsockname()[1], key=secrets.token_hex(KEY_BYTES))
 
 
 def greeting(key: str = "") -> bytes:

@@ -5,131 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 import contextlib
-import itertools
 from pathlib import Path
 import socket
-import struct
 from typing import Any
 
 import numpy as np
 
 from k2jax.agents.collect.engine_address import LARGEST_GREETING, EngineAddress, greeting, shows_key
-from k2jax.agents.collect.token_reports import ReportedTokens, TokenReport
+from k2jax.agents.collect.engine_requests import LONGEST, EngineLostError, EngineRequests
+from k2jax.agents.collect.token_reports import TokenReport
 from k2jax.agents.collect.wire import VERSION, FrameConnection, other_version, version_of
 from k2jax.agents.collect.wire_messages import (
     NUMBER,
     EngineLoad,
     EngineMessage,
-    RequestFault,
     SentImage,
     pack_completion,
     pack_error,
-    pack_request,
-    pack_score,
     pack_tokens,
-    unpack_completion,
-    unpack_error,
     unpack_request,
     unpack_score,
-    unpack_tokens,
 )
-from k2jax.client import Client, Completion, OnToken, PromptTooLongError, Sampling, check_scored
+from k2jax.client import UNKNOWN_VERSION, Client
 from k2jax.errors import InfrastructureError, UserError
 
-
-class EngineLostError(InfrastructureError):
-    """The engine's process is gone, or it failed."""
-
+__all__ = ["EngineLostError", "EngineServer", "EngineSocketClient"]
 
 GREETING_SECONDS = 30.0
 """Time that a server gives a connection until it has to show what it is [s]."""
-_LONGEST = struct.Struct("<QQ")  # number, longest sequence
-_ERRORS = {
-    RequestFault.ENGINE: EngineLostError,
-    RequestFault.REQUEST: UserError,
-    RequestFault.TOO_LONG: PromptTooLongError,
-}
 
 
-class EngineSocketClient(Client):
+class EngineSocketClient(EngineRequests):
     """Generates with the engine behind a socket (``k2jax.agents.collect.engine_socket``); it connects when it is used.
 
     Args:
         address: of the engine, see ``EngineAddress``.
         patience: time for the engine to be there [s].
-
-    Attributes:
-        load: what the engine last said of itself; None before it has.
     """
 
     def __init__(self, address: str | Path, patience: float = 120.0):
+        super().__init__()
         self._address, self._patience = EngineAddress.parse(address), patience
         self._greeted: asyncio.Future[None] | None = None
         self._connection: FrameConnection | None = None
         self._connecting: asyncio.Lock | None = None
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._reported: dict[int, ReportedTokens] = {}
-        self.load: EngineLoad | None = None
-        self.on_load: Callable[[EngineLoad], None] = lambda load: None
-
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        resume: Completion | None = None,
-        on_token: OnToken | None = None,
-        media: Sequence[Any] = (),
-    ) -> Completion:
-        """Generates after a prompt; see ``Client.generate``.
-
-        Raises:
-            EngineLostError: the engine cannot be reached, or ends before its answer.
-            UserError: the engine refuses the request.
-        """
-        if on_token is None:
-            request = lambda number: pack_request(number, prompt, sampling, resume, media)  # noqa: E731
-            return await self._ask(EngineMessage.REQUEST, request)
-        reported, numbers = ReportedTokens(on_token, 0 if resume is None else len(resume.tokens)), []
-
-        def reporting(number: int) -> bytes:
-            self._reported[number] = reported
-            numbers.append(number)
-            return pack_request(number, prompt, sampling, resume, media, reports=True)
-
-        try:
-            return reported.cut(len(prompt), await self._ask(EngineMessage.REQUEST, reporting))
-        finally:
-            for number in numbers:
-                del self._reported[number]
-
-    async def longest_sequence(self) -> int | None:
-        """See ``Client.longest_sequence``, and ``generate`` for its errors."""
-        return await self._ask(EngineMessage.LONGEST, NUMBER.pack) or None
-
-    async def score(self, ids: Sequence[int], start: int, media: Sequence[Any] = ()) -> np.ndarray:
-        """Log-probabilities of given tokens; see ``Client.score``, and ``generate`` for its errors."""
-        check_scored(ids, start)
-        return await self._ask(EngineMessage.SCORE, lambda number: pack_score(number, ids, start, media))
-
-    async def _ask(self, kind: EngineMessage, request: Callable[[int], bytes]) -> Any:
-        """The answer to a request, which is made of its number."""
-        connection = await self.connect()
-        number = next(self._numbers)
-        done = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            connection.send(kind, request(number))
-        except ValueError as error:  # of images alone, which no sequence of tokens is as long as
-            del self._waiting[number]
-            raise PromptTooLongError(f"the images of a prompt are more than can be sent: {error}") from None
-        try:
-            return await done
-        except asyncio.CancelledError:
-            connection.send(EngineMessage.CANCEL, NUMBER.pack(number))
-            raise
-        finally:
-            self._waiting.pop(number, None)
 
     async def connect(self) -> FrameConnection:
         """The connection, which is made where there is none.
@@ -182,41 +101,14 @@ class EngineSocketClient(Client):
     def _on_frame(self, kind: int, body: bytes) -> None:
         if kind == EngineMessage.HELLO:
             self._on_hello(version_of(body))
-        elif kind == EngineMessage.COMPLETION:
-            number, completion = unpack_completion(body)
-            self._settle(number, completion, None)
-        elif kind == EngineMessage.SCORES:
-            scores = np.frombuffer(body, "<f4", offset=NUMBER.size)
-            self._settle(*NUMBER.unpack_from(body), scores, None)
-        elif kind == EngineMessage.TOKENS:
-            number, tokens, logprobs = unpack_tokens(body)
-            reported = self._reported.get(number)
-            if reported is not None and reported.add(tokens, logprobs):
-                self._connection.send(EngineMessage.END, NUMBER.pack(number))
-        elif kind == EngineMessage.LONGEST:
-            self._settle(*_LONGEST.unpack(body), None)
-        elif kind == EngineMessage.ERROR:
-            number, fault, text = unpack_error(body)
-            self._settle(number, None, _ERRORS[fault](text))
-        elif kind == EngineMessage.PRESSURE:
-            self.load = EngineLoad.unpack(body)
-            self.on_load(self.load)
-
-    def _settle(self, number: int, answer: Any, error: Exception | None) -> None:
-        done = self._waiting.get(number)
-        if done is None or done.done():  # cancelled meanwhile
-            return
-        if error is None:
-            done.set_result(answer)
         else:
-            done.set_exception(error)
+            self.answered(self._connection, kind, body)
 
     def _on_end(self) -> None:
         self._connection = None
         if self._greeted is not None and not self._greeted.done():
             self._greeted.set_exception(EngineLostError(f"what listens on {self._address} does not take this worker"))
-        for number in list(self._waiting):
-            self._settle(number, None, EngineLostError("the engine's process has ended"))
+        self.lost("the engine's process has ended")
 
 
 class EngineServer:
@@ -240,7 +132,7 @@ class EngineServer:
     ):
         self._client, self._load, self._interval = client, load, interval
         self._media, self._key = media, key
-        self._connections: set[_Served] = set()
+        self._connections: set[FrameConnection] = set()
 
     async def serve(self, place: str | Path | socket.socket, ready: Callable[[], None] = lambda: None) -> None:
         """Listens until it is cancelled, on a Unix socket of this path or on a socket that listens already."""
@@ -255,63 +147,57 @@ class EngineServer:
                 await asyncio.sleep(self._interval)
                 if self._load is not None:
                     load = self._load().pack()
-                    for served in self._connections:
-                        served.connection.send(EngineMessage.PRESSURE, load)
+                    for connection in self._connections:
+                        connection.send(EngineMessage.PRESSURE, load)
 
     def _connected(self) -> FrameConnection:
-        return _Served(self, self._key).connection
+        answers = EngineAnswers(self._client, self._media)
 
-    def admit(self, served: _Served) -> None:
-        """A connection has shown that it is a worker's."""
-        self._connections.add(served)
+        def admitted() -> None:
+            answers.connection = accepted.connection
+            self._connections.add(accepted.connection)
 
-    async def answer(self, kind: int, body: bytes, reporting: Callable[[], TokenReport]) -> tuple[EngineMessage, bytes]:
-        """The frame that answers a request; ``reporting`` sends what comes before it."""
-        if kind == EngineMessage.LONGEST:
-            (number,) = NUMBER.unpack(body)
-            return EngineMessage.LONGEST, _LONGEST.pack(number, await self._client.longest_sequence() or 0)
-        if kind == EngineMessage.SCORE:
-            asked = unpack_score(body)
-            scores = await self._client.score(asked.ids.tolist(), asked.start, self._placed(asked.images))
-            return EngineMessage.SCORES, NUMBER.pack(asked.number) + np.ascontiguousarray(scores, "<f4").tobytes()
-        request = unpack_request(body)
-        del body  # tens of thousands of requests wait here
-        options = {"resume": request.resume, "media": self._placed(request.images)}
-        report = reporting() if request.reports else None
-        if report is not None:
-            options["on_token"] = report.on_token
-        completion = await self._client.generate(request.prompt.tolist(), request.sampling, **options)
-        if report is not None:
-            report.flush()  # what it still holds comes before the completion
-        return EngineMessage.COMPLETION, pack_completion(request.number, completion)
+        def ended() -> None:
+            self._connections.discard(accepted.connection)
+            answers.cancel()
 
-    def _placed(self, images: Sequence[SentImage]) -> tuple[Any, ...]:
-        if images and self._media is None:
-            raise UserError("the engine reads text alone, and a prompt has images; collect with a model that sees")
-        return tuple(map(self._media, images)) if images else ()
-
-    def forget(self, served: _Served) -> None:
-        """A connection has ended."""
-        self._connections.discard(served)
+        accepted = AcceptedConnection(self._key, admitted, answers.on_frame, ended)
+        return accepted.connection
 
 
-class _Served:
-    """One connection: its requests are coroutines, which end with it.
+class AcceptedConnection:
+    """A connection that another process has opened.
 
     Until it has shown the key it may send a greeting and nothing else, in a short time.
+
+    Args:
+        key: that it has to show, see ``EngineAddress``; empty on a Unix socket.
+        on_admitted: called when it has.
+        on_frame: called with the kind and the bytes of every frame behind the greeting.
+        on_end: called once when the connection has ended.
+        on_other_version: called with the version of the wire that another k2jax speaks, whose connection ends.
+
+    Attributes:
+        connection: the connection.
     """
 
-    def __init__(self, server: EngineServer, key: str):
-        self._server, self._key = server, key
+    def __init__(
+        self,
+        key: str,
+        on_admitted: Callable[[], None],
+        on_frame: Callable[[int, bytes], None],
+        on_end: Callable[[], None],
+        on_other_version: Callable[[int], None] = lambda version: None,
+    ):
+        self._key, self._on_admitted, self._on_behind, self._on_ended = key, on_admitted, on_frame, on_end
+        self._on_other_version = on_other_version
         self._is_admitted = self._is_refused = False
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._reports: dict[int, TokenReport] = {}
         self.connection = FrameConnection(self._on_frame, self._on_end, largest=LARGEST_GREETING)
         self._timer = asyncio.get_running_loop().call_later(GREETING_SECONDS, self.connection.abort)
 
     def _on_frame(self, kind: int, body: bytes) -> None:
         if self._is_admitted:
-            self._on_request(kind, body)
+            self._on_behind(kind, body)
         elif not self._is_refused:
             self._on_greeting(kind, body)
 
@@ -324,13 +210,43 @@ class _Served:
         self.connection.send(EngineMessage.HELLO, greeting())  # by which another version knows what is wrong
         self._is_refused = version_of(body) != VERSION
         if self._is_refused:
+            self._on_other_version(version_of(body))
             self.connection.close()
             return
         self._is_admitted = True
         self.connection.trust()
-        self._server.admit(self)
+        self._on_admitted()
 
-    def _on_request(self, kind: int, body: bytes) -> None:
+    def _on_end(self) -> None:
+        self._timer.cancel()
+        self._on_ended()
+
+
+class EngineAnswers:
+    """Answers the requests that come over a connection: each is a coroutine, which ends with it.
+
+    Args:
+        client: generates.
+        media: see ``EngineServer``.
+        version: returns the version of the weights that choose a token, on the thread that reports it.
+
+    Attributes:
+        connection: over which answers leave; set before the first request.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        media: Callable[[SentImage], Any] | None = None,
+        version: Callable[[], int] = lambda: UNKNOWN_VERSION,
+    ):
+        self._client, self._media, self._version = client, media, version
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._reports: dict[int, TokenReport] = {}
+        self.connection: FrameConnection | None = None
+
+    def on_frame(self, kind: int, body: bytes) -> None:
+        """Takes a frame of whoever asks."""
         (number,) = NUMBER.unpack_from(body)
         if kind in (EngineMessage.REQUEST, EngineMessage.SCORE, EngineMessage.LONGEST):
             answering = asyncio.ensure_future(self._answer(number, kind, body))
@@ -341,23 +257,47 @@ class _Served:
         elif kind == EngineMessage.CANCEL and number in self._running:
             self._running[number].cancel()
 
-    async def _answer(self, number: int, kind: int, body: bytes) -> None:
-        def reporting() -> TokenReport:
-            send = lambda *tokens: self.connection.send(EngineMessage.TOKENS, pack_tokens(number, *tokens))  # noqa: E731
-            self._reports[number] = TokenReport(send)
-            return self._reports[number]
+    def cancel(self) -> None:
+        """Ends all requests, whose connection has ended."""
+        for answering in list(self._running.values()):
+            answering.cancel()
 
+    async def _answer(self, number: int, kind: int, body: bytes) -> None:
         try:
-            self.connection.send(*await self._server.answer(kind, body, reporting))
+            self.connection.send(*await self._answer_to(kind, body))
         except (UserError, InfrastructureError, RuntimeError) as error:
             self.connection.send(EngineMessage.ERROR, pack_error(number, error))
+
+    async def _answer_to(self, kind: int, body: bytes) -> tuple[EngineMessage, bytes]:
+        """The frame that answers a request."""
+        if kind == EngineMessage.LONGEST:
+            (number,) = NUMBER.unpack(body)
+            return EngineMessage.LONGEST, LONGEST.pack(number, await self._client.longest_sequence() or 0)
+        if kind == EngineMessage.SCORE:
+            asked = unpack_score(body)
+            scores = await self._client.score(asked.ids.tolist(), asked.start, self._placed(asked.images))
+            return EngineMessage.SCORES, NUMBER.pack(asked.number) + np.ascontiguousarray(scores, "<f4").tobytes()
+        request = unpack_request(body)
+        del body  # tens of thousands of requests wait here
+        options = {"resume": request.resume, "media": self._placed(request.images)}
+        report = self._report(request.number) if request.reports else None
+        if report is not None:
+            options["on_token"] = report.on_token
+        completion = await self._client.generate(request.prompt.tolist(), request.sampling, **options)
+        if report is not None:
+            report.flush()  # what it still holds comes before the completion
+        return EngineMessage.COMPLETION, pack_completion(request.number, completion)
+
+    def _report(self, number: int) -> TokenReport:
+        send = lambda *tokens: self.connection.send(EngineMessage.TOKENS, pack_tokens(number, *tokens))  # noqa: E731
+        report = self._reports[number] = TokenReport(send, self._version)
+        return report
+
+    def _placed(self, images: Sequence[SentImage]) -> tuple[Any, ...]:
+        if images and self._media is None:
+            raise UserError("the engine reads text alone, and a prompt has images; collect with a model that sees")
+        return tuple(map(self._media, images)) if images else ()
 
     def _forget(self, number: int) -> None:
         del self._running[number]
         self._reports.pop(number, None)
-
-    def _on_end(self) -> None:
-        self._timer.cancel()
-        self._server.forget(self)
-        for answering in list(self._running.values()):
-            answering.cancel()

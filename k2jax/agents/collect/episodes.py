@@ -125,6 +125,7 @@ class EpisodeRunner:
         seed: of the run.
         sampling: of each class of tasks, the fields of ``Sampling`` by name; a line's own choices come first.
         engines: paths of the sockets of engines with the same weights, or none.
+        subagents: path of a socket for sub-episodes of one such engine; empty where they ask as others do.
         url: of an OpenAI-compatible server that takes token ids, or empty.
         model: its name on the server.
         token_cap: see ``JudgedEpisodes``.
@@ -149,6 +150,7 @@ class EpisodeRunner:
         seed: int,
         sampling: Mapping[str, Mapping[str, Any]] | None = None,
         engines: Sequence[str] = (),
+        subagents: str = "",
         url: str = "",
         model: str = "",
         token_cap: int = 0,
@@ -166,7 +168,7 @@ class EpisodeRunner:
         self._tokenizer = load_tokenizer(tokenizer)
         self._chat = configured_chat(self._tokenizer, chat)
         self._sampling = {kind: Sampling(**fields) for kind, fields in (sampling or {}).items()}
-        self._engines, self._url, self._model = engines, url, model
+        self._engines, self._asks_below, self._url, self._model = engines, subagents, url, model
         self._images, self._judge, self._role_options = images, judge, dict(roles or {})
         self.roles = (POLICY, *self._role_options)
         self._scoring = None if scoring is None else {"sandbox": sandbox, **scoring}
@@ -179,6 +181,9 @@ class EpisodeRunner:
         client = subagents = await self._open_client()
         if isinstance(client, RoutedClient):
             subagents = client.subagents
+        elif self._asks_below:
+            subagents = EngineSocketClient(self._asks_below)
+            self._opened.push_async_callback(subagents.close)
         shared = client, self._chat, self._tokenizer, self._environments
         opened = {"subagents": subagents, "scorer": self._open_scorer(), "roles": self._open_roles()}
         self._episodes = JudgedEpisodes(*shared, **opened, **self._options)

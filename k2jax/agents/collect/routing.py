@@ -48,7 +48,7 @@ class Router:
     """Chooses engines and counts what each is asked for.
 
     Args:
-        engines: how many there are.
+        engines: how many there are at first.
         policy: ``cache_aware``, or ``round_robin`` for comparison.
         bound: by how many requests an engine may be busier than the least busy one and still be chosen.
         tokens: that each engine's cache holds.
@@ -60,12 +60,22 @@ class Router:
     """
 
     def __init__(self, engines: int, policy: Policy = "cache_aware", *, bound: int = 16, tokens: int = 1 << 20):
-        if engines < 1:
-            raise ValueError("a router needs at least one engine")
-        self.running = [0] * engines
+        self.running: list[int] = []
         self.cached_tokens = self.prompt_tokens = 0
         self._policy, self._bound, self._next = policy, bound, 0
-        self._caches = [KnownBlocks(max(1, tokens // BLOCK)) for _ in range(engines)]
+        self._blocks, self._caches = max(1, tokens // BLOCK), []
+        for _ in range(engines):
+            self.add()
+
+    def add(self) -> int:
+        """Another engine, whose cache is empty; returns its number, which no other one gets."""
+        self.running.append(0)
+        self._caches.append(KnownBlocks(self._blocks))
+        return len(self.running) - 1
+
+    def forget(self, engine: int) -> None:
+        """What an engine has in its cache is of no use: it is gone, or its weights are others."""
+        self._caches[engine] = KnownBlocks(self._blocks)
 
     def choose(self, prompt: np.ndarray, among: Sequence[int] | None = None) -> tuple[int, int]:
         """The engine for a prompt; it has one more request until ``done``.
@@ -115,29 +125,76 @@ ROLES = 2
 """Orchestrators, and the sub-agents that they start."""
 
 
+class RoleShares:
+    """How many of several engines serve each role: all of them the orchestrators until a sub-agent first asks.
+
+    From then on each role has engines of its own, so that short requests of many sub-agents do not push the long
+    contexts of orchestrators out of the caches. The ratio follows the requests that each role has under way (Kimi K2.5,
+    appendix D), counted in requests and not in time.
+
+    Args:
+        engines: how many there are at first.
+
+    Attributes:
+        instances: engines of each role; a single one serves both.
+    """
+
+    def __init__(self, engines: int):
+        self._count, self.instances = engines, [engines, 0]
+        self._running, self._queues, self._requests = [0] * ROLES, np.zeros(ROLES), 0
+
+    def begun(self, role: int) -> None:
+        """A role has one more request; an engine moves to the other role where the queues ask for it."""
+        self._running[role] += 1
+        if self._count < ROLES:
+            self.instances = [self._count, self._count]
+            return
+        if role and not self.instances[1]:
+            self.instances = [self._count - 1, 1]
+        self._requests += 1
+        self._queues += (np.array(self._running) - self._queues) / REVIEW
+        if self._requests % REVIEW == 0 and self.instances[1]:
+            self.instances = shared_instances(self._count, self._queues.tolist(), self.instances)
+
+    def ended(self, role: int) -> None:
+        """A role has one request less."""
+        self._running[role] -= 1
+
+    def resize(self, engines: int) -> None:
+        """Engines have come or gone; each role that has any keeps one."""
+        subagents = self.instances[1] and min(max(1, self.instances[1]), max(1, engines - 1))
+        self._count, self.instances = engines, [max(0, engines - subagents), subagents]
+        if engines < ROLES:
+            self.instances = [engines, engines and subagents]
+
+    def of(self, role: int, engines: Sequence[int]) -> Sequence[int]:
+        """Those of a role: the first ones are the orchestrators'."""
+        return engines[: self.instances[0]] if role == 0 else engines[len(engines) - self.instances[1] :]
+
+
 class RoutedClient(Client):
     """Generates with one of several engines, all of which have the same weights.
 
-    ``generate`` is for orchestrators. From the first request of a sub-agent on, each role has engines of its own, so
-    that short requests of many sub-agents do not push the long contexts of orchestrators out of the caches. The ratio
-    follows the requests that each role has under way (Kimi K2.5, appendix D), counted in requests and not in time.
+    ``generate`` is for orchestrators; see ``RoleShares``.
 
     Args:
         clients: of the engines.
         router: for as many.
 
     Attributes:
-        instances: engines of each role; all are the orchestrators' while there is no sub-agent.
         subagents: the same engines for sub-agents.
     """
 
     def __init__(self, clients: Sequence[Client], router: Router):
         if len(clients) != len(router.running):
             raise ValueError(f"{len(clients)} clients for a router of {len(router.running)} engines")
-        self._clients, self._router = clients, router
-        self.instances = [len(clients), 0]
-        self.subagents: Client = _SubagentClient(self)
-        self._running, self._queues, self._requests = [0] * ROLES, np.zeros(ROLES), 0
+        self._clients, self._router, self._shares = clients, router, RoleShares(len(clients))
+        self.subagents: Client = SubagentClient(self)
+
+    @property
+    def instances(self) -> list[int]:
+        """Engines of each role; all are the orchestrators' while there is no sub-agent."""
+        return self._shares.instances
 
     async def generate(
         self,
@@ -169,45 +226,33 @@ class RoutedClient(Client):
             prompt: token ids, by which an engine is chosen.
             ask: a call of an engine's client.
         """
-        self._running[role] += 1
-        self._review(role)
+        self._shares.begun(role)
         prompt_P = np.asarray(prompt, np.int32)
-        engine, _ = self._router.choose(prompt_P, self._engines(role))
+        engine, _ = self._router.choose(prompt_P, self._shares.of(role, range(len(self._clients))))
         sequence = None
         try:
             answer = await ask(self._clients[engine])
             sequence = np.concatenate([prompt_P, answer.tokens]) if isinstance(answer, Completion) else prompt_P
         finally:
-            self._running[role] -= 1
+            self._shares.ended(role)
             self._router.done(engine, sequence)
         return answer
 
-    def _engines(self, role: int) -> Sequence[int]:
-        """The engines of a role: the first ones are the orchestrators'."""
-        orchestrators = self.instances[0]
-        return range(orchestrators) if role == 0 else range(len(self._clients) - self.instances[1], len(self._clients))
 
-    def _review(self, role: int) -> None:
-        """Counts a request, and moves an engine to the other role where the queues ask for it."""
-        if len(self._clients) == 1:
-            self.instances = [1, 1]
-            return
-        if role and not self.instances[1]:
-            self.instances = [len(self._clients) - 1, 1]
-        self._requests += 1
-        self._queues += (np.array(self._running) - self._queues) / REVIEW
-        if self._requests % REVIEW == 0 and self.instances[1]:
-            self.instances = shared_instances(len(self._clients), self._queues.tolist(), self.instances)
+class SubagentClient(RoutedClient):
+    """The second role of a routed client.
 
-
-class _SubagentClient(RoutedClient):
-    """The second role of a routed client."""
+    Args:
+        routed: the client.
+    """
 
     def __init__(self, routed: RoutedClient):
         self._routed = routed
 
     async def longest_sequence(self) -> int | None:
+        """See ``RoutedClient``."""
         return await self._routed.longest_sequence()
 
     async def asked(self, role: int, prompt: Sequence[int], ask: Callable[[Client], Awaitable[Any]]) -> Any:
+        """See ``RoutedClient``."""
         return await self._routed.asked(1, prompt, ask)

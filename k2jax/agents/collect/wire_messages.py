@@ -194,6 +194,9 @@ class EngineMessage(enum.IntEnum):
     TOKENS = 9  # engine: number, new tokens of a request that reports them
     END = 10  # worker: number of such a request that ends with its next token
     HELLO = 11  # the first frame of either side, see engine_address
+    JOIN = 12  # an engine that has opened the connection, to a run: engine_states.EngineJoin
+    STATE = 13  # such an engine: its EngineState
+    RUN_ENDED = 14  # the run: such an engine ends, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,17 +300,18 @@ def unpack_request(data: bytes) -> EngineRequest:
     return EngineRequest(number, prompt_P, sampling, resume, media, reports)
 
 
-def pack_tokens(number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> bytes:
+def pack_tokens(number: int, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> bytes:
     """New tokens of a request; ``unpack_tokens`` is the inverse."""
-    arrays = np.asarray(tokens, "<i4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
-    return b"".join([_TOKENS.pack(number, len(tokens)), *arrays])
+    arrays = zip((tokens, logprobs, versions), ("<i4", "<f4", "<i8"), strict=True)
+    return b"".join([_TOKENS.pack(number, len(tokens)), *(np.asarray(*array).tobytes() for array in arrays)])
 
 
-def unpack_tokens(data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
-    """Number, tokens int32 ``[T]`` and log-probabilities float32 ``[T]``."""
+def unpack_tokens(data: bytes) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    """Number, tokens int32 ``[T]``, log-probabilities float32 ``[T]`` and versions of the weights int64 ``[T]``."""
     number, count = _TOKENS.unpack_from(data)
     tokens_T = np.frombuffer(data, "<i4", count, _TOKENS.size)
-    return number, tokens_T, np.frombuffer(data, "<f4", count, _TOKENS.size + tokens_T.nbytes)
+    logprobs_T = np.frombuffer(data, "<f4", count, _TOKENS.size + tokens_T.nbytes)
+    return number, tokens_T, logprobs_T, np.frombuffer(data, "<i8", count, _TOKENS.size + 2 * tokens_T.nbytes)
 
 
 class ScoreRequest(NamedTuple):

@@ -50,6 +50,7 @@ from k2jax.config.schema.optimizer import (
 from k2jax.config.schema.reinforcement import RLConfig
 from k2jax.config.schema.rollouts import (
     CriticConfig,
+    EnginesConfig,
     ParlConfig,
     RoleConfig,
     RolloutConfig,
@@ -83,6 +84,7 @@ __all__ = [
     "CriticConfig",
     "DataConfig",
     "DistillConfig",
+    "EnginesConfig",
     "EvalConfig",
     "ExpertBackend",
     "GQAConfig",

@@ -9,6 +9,7 @@ from k2jax.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Posi
 from k2jax.config.schema.objectives import AdvantageConfig, DistillConfig, PackingConfig, PolicyLossConfig
 from k2jax.config.schema.rollouts import (
     CriticConfig,
+    EnginesConfig,
     ParlConfig,
     RoleConfig,
     RolloutConfig,
@@ -30,6 +31,7 @@ class RLConfig:
     tasks: Mapping[str, TaskConfig] = dataclasses.field(default_factory=_default_tasks)  #: classes of tasks by name
     roles: Mapping[str, RoleConfig] = dataclasses.field(default_factory=dict)  #: frozen checkpoints by their names
     rollout: RolloutConfig = RolloutConfig()  #: generation
+    engines: EnginesConfig = EnginesConfig()  #: of the policy
     advantage: AdvantageConfig = AdvantageConfig()  #: rewards to advantages
     loss: PolicyLossConfig = PolicyLossConfig()  #: objective
     packing: PackingConfig = PackingConfig()  #: rows

@@ -110,6 +110,15 @@ class RolloutConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EnginesConfig:
+    """Where the policy's engines are, and how those that have processes of their own join the run."""
+
+    placement: Literal["colocated", "separate"] = "colocated"  #: on the trainer's devices, or in processes of their own
+    start: NonNegativeInt = 1  #: engines that the run itself starts on its machine, of placement separate
+    listen: str = ""  #: HOST:PORT where engines of other machines join, of placement separate; empty is nowhere
+
+
+@dataclasses.dataclass(frozen=True)
 class ScoringConfig:
     """Verifiers in processes that can be killed."""
 

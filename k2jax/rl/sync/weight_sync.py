@@ -161,7 +161,7 @@ class WeightSync:
         sent: list[tuple[Bucket, Array]] = []
         self._version = None  # in case the update breaks off
         self._engine.update_params(self._leaves(dict(named_leaves(params)), sent), version, donate=True)
-        self._sums = _by_name(sent)
+        self._sums = sums_by_name(sent)
         self._version = version
         self.check(version)
         return SyncStats(time.perf_counter() - began, self.bytes, digest(self._sums), version)
@@ -315,7 +315,8 @@ def _devices(sharding: Sharding) -> list[Any]:
     return list(sharding.mesh.devices.flat if isinstance(sharding, NamedSharding) else sharding.device_set)
 
 
-def _by_name(sent: list[tuple[Bucket, Array]]) -> dict[Name, int]:
+def sums_by_name(sent: list[tuple[Bucket, Array]]) -> dict[Name, int]:
+    """The checksums of buckets that were sent, by the names of their arrays."""
     fetched: Mapping[int, Any] = dict(enumerate(jax.device_get([sums for _, sums in sent])))
     return {
         name: int(value)

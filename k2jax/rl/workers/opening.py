@@ -25,14 +25,18 @@ from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import added_here
 from k2jax.agents.roles import RoleClient
 from k2jax.agents.scorer import Scorer
+from k2jax.client import Client
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import ContinuousClient
-from k2jax.inference.engine import Engine
 from k2jax.inference.media import placed_chunk
 from k2jax.inference.roles import FrozenModel
+from k2jax.rl.engines.engine_checks import check_engines
+from k2jax.rl.engines.engine_pool import EnginePool
+from k2jax.rl.engines.separate_policy import SeparatePolicy
 from k2jax.rl.methods.base import Methods, Parts
+from k2jax.rl.policy import Policy
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
 from k2jax.rl.workers.tracing import IterationTrace
@@ -45,6 +49,8 @@ from k2jax.trajectory.steps import POLICY
 RUNNER = "k2jax.agents.collect.episodes:EpisodeRunner"
 FOLDER = "workers"
 """Folder of a workdir where worker processes keep sub-episodes; it begins empty with every start."""
+SUBAGENTS = "policy's sub-agents"
+"""Name of the socket over which workers ask for tokens of sub-episodes, where the policy has several engines."""
 _OBSERVED = 0.5
 """Time between two looks at the engine's cache [s]."""
 
@@ -56,6 +62,7 @@ def check_workers(config: Config) -> None:
         UserError: in one line that names the keys.
     """
     rollout = config.rl.rollout
+    check_engines(config)
     if rollout.sampler != "workers":
         unread = [f"rollout.{name}" for name in ("workers", "ray", "trace") if getattr(rollout, name)]
         unread += ["max_staleness"] if config.rl.max_staleness is not None else []
@@ -85,7 +92,7 @@ def check_workers(config: Config) -> None:
 
 def open_workers(
     parts: Parts,
-    engine: Engine,
+    policy: Policy | SeparatePolicy,
     scorer: Scorer,
     media: MediaReader | None,
     methods: Methods,
@@ -97,7 +104,8 @@ def open_workers(
         UserError: workers do not start.
     """
     config, rollout = parts.config, parts.config.rl.rollout
-    client = parts.make_client(engine)
+    engine = None if isinstance(policy, SeparatePolicy) else policy.engine
+    client = policy.pool if engine is None else parts.make_client(engine)
     clients = {POLICY: client, **{name: ContinuousClient(model.engine) for name, model in frozen.items()}}
     for each in clients.values():
         parts.opened.callback(each.stop)
@@ -139,9 +147,10 @@ def open_workers(
 class _Admitted:
     """How many episodes may run: the window's, and fewer where the engine's cache bears no more."""
 
-    def __init__(self, config: Config, client: ContinuousClient):
+    def __init__(self, config: Config, client: ContinuousClient | EnginePool):
         rollout = config.rl.rollout
         most, slots = rollout.concurrency or rollout.prompts * rollout.samples, rollout.slots
+        slots *= max(1, config.rl.engines.start) if isinstance(client, EnginePool) else 1
         start = min(most, 2 * slots)  # half of the episodes may be waiting for tools
         self._admission = Admission(start, minimum=1, maximum=most, increase=max(1, slots // 8))
         self._client, self._preemptions, self._looked = client, 0, 0.0
@@ -164,7 +173,7 @@ class _Admitted:
 
 def _open_pool(
     parts: Parts,
-    client: ContinuousClient,
+    client: ContinuousClient | EnginePool,
     roles: Mapping[str, RoleClient],
     scorer: Scorer,
     media: MediaReader | None,
@@ -175,6 +184,7 @@ def _open_pool(
         choices = {"images": config.rl.images, "hosts": config.rl.hosts}
         environments = EnvironmentMaker(rollout.sandbox, repositories=None, **choices)
         options = {"seed": config.train.seed, "scorer": scorer, "media": media, "roles": roles}
+        options["subagents"] = client.subagents if isinstance(client, EnginePool) else None
         masks_long = rollout.long_prompts == "skip"
         shared = client, parts.chat, parts.tokenizer, environments
         return LocalPool(JudgedEpisodes(*shared, masks_long=masks_long, **options))
@@ -183,10 +193,12 @@ def _open_pool(
     folder.mkdir(mode=0o700)  # the job in it has the engines' keys
     launcher = RayLauncher(rollout.ray) if rollout.ray else LocalLauncher()
     sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # its path must be short
+    subagents = [(SUBAGENTS, client.subagents, media)] if isinstance(client, EnginePool) else []
     engines = {
-        name: parts.opened.enter_context(_served(parts, served, _place(launcher, sockets / name), reader))
+        name: parts.opened.enter_context(_served(parts, client, served, _place(launcher, sockets / name), reader))
         for name, served, reader in [
             (POLICY, client, media),
+            *subagents,
             *((name, role.client, None) for name, role in roles.items()),
         ]
     }
@@ -220,6 +232,7 @@ def _worker_options(
         "chat": config.data.chat_format,
         "seed": config.train.seed,
         "engines": [engines[POLICY].text],
+        "subagents": engines[SUBAGENTS].text if SUBAGENTS in engines else "",
         "roles": {
             name: {"engine": engines[name].text, "sampling": dataclasses.asdict(role.sampling)}
             for name, role in roles.items()
@@ -245,7 +258,8 @@ def _place(launcher: LocalLauncher | RayLauncher, path: Path) -> tuple[socket.so
 @contextlib.contextmanager
 def _served(
     parts: Parts,
-    client: ContinuousClient,
+    counted: ContinuousClient | EnginePool,
+    client: Client,
     place: tuple[socket.socket | Path, EngineAddress],
     media: MediaReader | None,
 ) -> Iterator[EngineAddress]:
@@ -253,7 +267,7 @@ def _served(
     listener, address = place
 
     def load() -> EngineLoad:
-        stats = client.stats()
+        stats = counted.stats()
         return EngineLoad(stats.pages_in_use / max(1, stats.pages), stats.running, stats.waiting, stats.preemptions)
 
     server = EngineServer(client, load, media=None if media is None else placed_chunk, key=address.key)

@@ -123,6 +123,7 @@ class Rollouts:
             self._fill()
             taken = self._window.take()
             if taken is not None:
+                asyncio.get_running_loop().call_soon(self._go_on)  # there is room for others now
                 return self._handed_on(*taken)
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

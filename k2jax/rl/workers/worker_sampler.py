@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 import contextlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from k2jax.agents.collect.event_loop import LagProbe
 from k2jax.agents.collect.pauses import Pauses, least_patience
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
+from k2jax.inference.stats import EngineStats
+from k2jax.rl.engines.engine_pool import EnginePool
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
@@ -36,12 +38,20 @@ from k2jax.trajectory.steps import POLICY
 from k2jax.trajectory.store import TrajectoryStore
 
 
+class _Mark(NamedTuple):
+    """A moment, and what engines had done by then."""
+
+    seconds: float
+    stats: EngineStats
+    busy: dict[str, float]
+
+
 class WorkerSampler:
     """See the module's text.
 
     Args:
         run: the run.
-        engine: of the policy.
+        engine: of the policy, on the trainer's devices; None where engines have processes of their own.
         clients: over the engines of all roles, the policy's first.
         event_loop: on which the episodes run.
         probe: of the event loop.
@@ -56,8 +66,8 @@ class WorkerSampler:
     def __init__(
         self,
         run: Run,
-        engine: Engine,
-        clients: Mapping[str, ContinuousClient],
+        engine: Engine | None,
+        clients: Mapping[str, ContinuousClient | EnginePool],
         event_loop: EventLoop,
         *,
         probe: LagProbe,
@@ -77,6 +87,8 @@ class WorkerSampler:
         self._retention = VerdictRetention(log, run.workdir)
         self._pauses = Pauses(least_patience(run.config), say)
         self._failures, self._record = FailureGuard(run.note), {}
+        self._pool = self._client if isinstance(self._client, EnginePool) else None
+        self._last: _Mark | None = None
 
     def begin(self, step: int) -> None:
         """See ``Sampler``."""
@@ -96,28 +108,37 @@ class WorkerSampler:
             UserError: nothing that counts is left of several iterations.
         """
         self._event_loop.run(self._trace.begin(step))
-        began, before, busy = time.perf_counter(), self._client.stats(), self._busy_seconds()
+        asked = self._mark()
+        # Engines of their own generate between two batches, too.
+        since = asked if self._pool is None else self._last or asked
         groups = list(self.groups(step))
-        seconds, after = time.perf_counter() - began, self._client.stats()
+        now = self._last = self._mark()
+        seconds = now.seconds - since.seconds
         if self._config.rl.rollout.offload_state:
             self._engine.release()
             for engine in self._frozen():
                 engine.release(weights=False)
-        sampled = after.tokens_generated - before.tokens_generated
-        self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(before, after)
+        sampled = now.stats.tokens_generated - since.stats.tokens_generated
+        self._record = iteration_record(self._config, groups, sampled, seconds) | engine_record(since.stats, now.stats)
         self._record["stale_tokens"] = stale_share(groups, step - 1)
-        self._record |= busy_record(busy, self._busy_seconds(), seconds)
-        self._record["pause_seconds"] = self._pauses.longest()
+        self._record |= busy_record(since.busy, now.busy, seconds)
+        if self._pool is None:
+            self._record["pause_seconds"] = self._pauses.longest()
+        else:
+            self._record |= {"trainer_wait_seconds": now.seconds - asked.seconds, **self._pool.record()}
         self._record |= batch_record(self._batch, self._rollouts.running) | lag_record(self._lag)
         self.store(step, groups)
         self._failures.check(step, groups)
         return groups
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """See ``Sampler``; episodes of the window that are under way go on meanwhile, and no others begin."""
+        """See ``Sampler``; episodes of the window that are under way go on meanwhile, and no others begin.
+
+        What is sampled is the trainer's weights' of this moment.
+        """
         self._rollouts.begins = False
         try:
-            return self._generating(coroutine)
+            return self._generating(self._sampled_by_newest(coroutine))
         finally:
             self._rollouts.begins = True
 
@@ -159,7 +180,8 @@ class WorkerSampler:
             contextlib.ExitStack() as phases,
             contextlib.ExitStack() as generating,
         ):
-            generating.enter_context(self._pauses.generation())
+            if self._pool is None:
+                generating.enter_context(self._pauses.generation())
             for client in self._clients.values():
                 generating.enter_context(client.generating())
             with self._trace.phase("generate"):
@@ -171,10 +193,28 @@ class WorkerSampler:
         """Engines of the roles beside the policy's, which is the first."""
         return [client.engine for client in list(self._clients.values())[1:]]
 
-    def _busy_seconds(self) -> dict[str, float]:
-        return {role: client.busy_seconds for role, client in self._clients.items()}
+    def _mark(self) -> _Mark:
+        busy = {role: client.busy_seconds for role, client in self._clients.items()}
+        return _Mark(time.perf_counter(), self._client.stats(), busy)
+
+    async def _sampled_by_newest(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._pool is None:
+            return await coroutine
+        before = self._pool.needed
+        await self._pool.need(self._pool.version)
+        try:
+            return await coroutine
+        finally:
+            await self._pool.need(before)
+
+    async def _need_for(self, version: int) -> None:
+        """Tokens are sampled that an update of the weights of a version may take at the earliest."""
+        if self._pool is not None:
+            most_stale = self._config.rl.max_staleness
+            await self._pool.need(None if most_stale is None else version - most_stale)
 
     async def _collected(self, step: int) -> Batch:
+        await self._need_for(step - 1)
         batch = await self._rollouts.batch(step)
         self._lag = self._probe.lap()
         groups, methods, rl = batch.groups, self._methods, self._config.rl
@@ -192,6 +232,7 @@ class WorkerSampler:
         await methods.rewards(step, groups, scope="group")
         for group in groups:
             note_terms(group)
+        await self._need_for(step)
         return batch
 
     def _began(self) -> int:

@@ -10,7 +10,7 @@ from k2jax.agents.collect.engine_socket import EngineLostError, EngineServer, En
 from k2jax.agents.collect.routing import RoutedClient, Router
 from k2jax.agents.collect.token_reports import ReportedTokens
 from k2jax.agents.collect.wire_messages import EngineLoad
-from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient
+from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient, new_completion
 from k2jax.errors import UserError
 from k2jax.serve.engine_process import AloneClient
 
@@ -155,11 +155,27 @@ def test_the_longest_sequence_of_several_engines_is_what_each_of_them_serves():
     assert asyncio.run(longest(77, 60, None)) == (60, 60) and asyncio.run(longest(None)) == (None, None)
 
 
+def reported_tokens():
+    """What was reported of a request that goes on behind one token of the version 3, until it has the token 2."""
+    resume = new_completion([0], [-0.5], [3], "cancelled")
+    reported = ReportedTokens(lambda token, logprob: token == 2, resume)
+    assert not reported.add(np.array([1]), np.array([-1.0]), np.array([4]))
+    return reported
+
+
 def test_what_came_after_the_last_wanted_token_is_dropped_with_its_routes():
-    reported = ReportedTokens(lambda token, logprob: token == 2, resumed=1)
-    assert not reported.add(np.array([1]), np.zeros(1)) and reported.add(np.array([2, 3]), np.zeros(2))
-    assert not reported.add(np.array([4]), np.zeros(1))
+    reported = reported_tokens()
+    assert reported.add(np.array([2, 3]), np.zeros(2), np.array([5, 5]))
+    assert not reported.add(np.array([4]), np.zeros(1), np.array([5]))
     experts = np.zeros((4 + 5 - 1, 1, 1), np.int16)
     arrays = np.arange(5, dtype=np.int32), np.zeros(5, np.float32), np.zeros(5, np.int64)
     cut = reported.cut(4, Completion(*arrays, "length", experts))
     assert (cut.tokens.tolist(), cut.finish, len(cut.experts)) == ([0, 1, 2], "stop", 6)
+    lost = reported.completion()
+    assert (lost.tokens.tolist(), lost.versions.tolist(), lost.finish) == ([0, 1, 2], [3, 4, 5], "stop")
+
+
+def test_what_a_lost_engine_has_reported_is_what_another_goes_on_behind():
+    lost = reported_tokens().completion()
+    assert (lost.tokens.tolist(), lost.versions.tolist(), lost.finish) == ([0, 1], [3, 4], "cancelled")
+    assert lost.logprobs.tolist() == [-0.5, -1.0] and ReportedTokens(lambda *_: None).completion() is None

@@ -1,0 +1,56 @@
+"""An engine that has joined the run, seen from the run: its connection, and the weights that it was found to have."""
+
+from __future__ import annotations
+
+import time
+
+from k2jax.agents.collect.engine_requests import EngineLostError, EngineRequests
+from k2jax.agents.collect.engine_states import EngineState
+from k2jax.agents.collect.wire import FrameConnection
+
+
+class JoinedEngine(EngineRequests):
+    """Asks an engine over the connection that it has opened.
+
+    Args:
+        connection: of the engine.
+        name: that it gives itself.
+        number: of the router.
+
+    Attributes:
+        state: what it last said of itself; None before it has.
+        heard: when that was, by ``time.monotonic``.
+        version: of its weights; None where they are not what the run has published.
+        versions: all versions whose weights it was found to have.
+    """
+
+    def __init__(self, connection: FrameConnection, name: str, number: int):
+        super().__init__()
+        self.connection: FrameConnection | None = connection
+        self.name, self.number = name, number
+        self.state: EngineState | None = None
+        self.heard = time.monotonic()
+        self.version: int | None = None
+        self.versions: set[int] = set()
+
+    async def connect(self) -> FrameConnection:
+        """See ``EngineRequests``."""
+        if self.connection is None:
+            raise EngineLostError(f"the engine {self.name} has left")
+        return self.connection
+
+    def take(self, state: EngineState, published: dict[int, str]) -> None:
+        """Notes what the engine says; ``published`` has the digests of the run's weights by version."""
+        self.state, self.heard = state, time.monotonic()
+        if published.get(state.version) == state.digest:
+            self.version = state.version
+            self.versions.add(state.version)
+        else:
+            self.version = None
+
+    def leave(self) -> None:
+        """Ends the connection and all requests."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.abort()
+        self.lost(f"the engine {self.name} is lost")

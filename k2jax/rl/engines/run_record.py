@@ -1,0 +1,61 @@
+"""Where engines find the run that they follow: a file in its workdir, which nobody but its user can read.
+
+It is there from the first version of the weights on until the run ends by itself. Of a run that was killed it stays
+behind; nobody listens there then, and the next start replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple, Self
+
+FOLDER = "engines"
+"""Folder of a workdir with this file and what engines print."""
+_FILE = "run.json"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class RunRecord(NamedTuple):
+    """A run that engines can join.
+
+    Attributes:
+        machine: names the machine until it starts anew.
+        socket: address for engines of this machine, see ``EngineAddress``.
+        listen: address for engines of other machines, with the run's key; empty where they cannot join.
+        dtype: of the weights, in which engines compute.
+    """
+
+    machine: str
+    socket: str
+    listen: str
+    dtype: str
+
+    @classmethod
+    def read(cls, workdir: Path) -> Self | None:
+        """The record of the run in a workdir; None where there is none."""
+        try:
+            return cls(**json.loads((workdir / FOLDER / _FILE).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def write(self, workdir: Path) -> None:
+        """Replaces the record of a workdir at once."""
+        path = workdir / FOLDER / _FILE
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(self._asdict(), file)
+        new.rename(path)
+
+
+def remove_record(workdir: Path) -> None:
+    """Tells engines that there is no run in a workdir; makes the folder where it is not there yet."""
+    (workdir / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    (workdir / FOLDER / _FILE).unlink(missing_ok=True)
+
+
+def this_machine() -> str:
+    """A name of this machine, which it has until it starts anew."""
+    return _BOOT.read_text(encoding="utf-8").strip()

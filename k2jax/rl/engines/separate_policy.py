@@ -1,0 +1,179 @@
+"""The policy whose engines are processes of their own: weights go to a store, from which every engine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from pathlib import Path
+import secrets
+import socket
+import tempfile
+import time
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from k2jax.agents.collect.engine_address import KEY_BYTES, EngineAddress
+from k2jax.errors import UserError
+from k2jax.inference.checksum import digest
+from k2jax.inference.weights import named_leaves
+from k2jax.model import cast_params
+from k2jax.parallel.resharding import logical_partition
+from k2jax.params import abstract, named_specs
+from k2jax.rl.engines.engine_pool import EnginePool
+from k2jax.rl.engines.own_engines import OwnEngines
+from k2jax.rl.engines.run_record import RunRecord, remove_record, this_machine
+from k2jax.rl.methods.base import Parts
+from k2jax.rl.policy import Policy
+from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
+from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync, rollout_dtype, sums_by_name
+from k2jax.train.program import Program
+from k2jax.train.run import say
+
+
+def open_policy(parts: Parts) -> Policy | SeparatePolicy:
+    """The policy of a run, whose engines are where ``rl.engines.placement`` says."""
+    if parts.config.rl.engines.placement == "separate":
+        return SeparatePolicy(parts)
+    return Policy(parts.program, parts.workdir, parts.opened)
+
+
+class SeparatePolicy:
+    """Publishes the trainer's weights, and has the engines that take them; see ``Policy``.
+
+    Args:
+        parts: of the run; ``opened`` ends what is begun here.
+
+    Attributes:
+        pool: the engines.
+
+    Raises:
+        UserError: another run publishes under the same workdir, the address to listen on is taken, or engines that the
+            run is to start would need its devices.
+    """
+
+    def __init__(self, parts: Parts):
+        self._parts, engines = parts, parts.config.rl.engines
+        platform = parts.program.layout.platform
+        if engines.start and platform != "cpu":
+            raise UserError(
+                f"config.rl.engines.start {engines.start} engines would need the {platform} devices that the trainer "
+                "has; set it to 0, and start engines on other devices with python -m k2jax.rollout engine "
+                f"--follow={parts.workdir}"
+            )
+        remove_record(parts.workdir)  # of a run that was killed
+        self._listener, self._address = _listener(engines.listen)
+        advice = f"python -m k2jax.rollout engine --follow={parts.workdir}"
+        self.pool = EnginePool(parts.config.rl.rollout.max_length, say, advice)
+        store = CheckpointEngine(store_folder(parts.workdir))
+        self._sync = StoreSync(parts.program, store, self.pool.publish)
+        parts.opened.push(lambda kind, *_: store.remove() if kind is None else None)
+        self._sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # a short path
+        own = OwnEngines(parts.workdir, engines.start, say)
+        parts.opened.callback(own.close)
+        self.pool.watched = functools.partial(self._look, own)
+        parts.event_loop.run(self.pool.watch())
+        parts.opened.callback(lambda: parts.event_loop.run(self.pool.close()))
+        parts.opened.callback(remove_record, parts.workdir)
+        self._has_record, self._record = False, {}
+
+    def check(self, version: int) -> None:
+        """Raises StaleWeightsError where another version than this one was published last."""
+        self._sync.check(version)
+
+    def push(self, params: Any, version: int) -> None:
+        """Publishes the trainer's weights; with the first of them engines may join."""
+        synced = self._sync.push(params, version)
+        speed = synced.bytes / synced.seconds / 1e9
+        self._record = {"sync_seconds": synced.seconds, "sync_gb_per_second": speed}
+        if not self._has_record:
+            self._has_record = True
+            path = self._sockets / "engines"
+            self._parts.event_loop.run(self.pool.open(path, self._listener, self._address.key))
+            dtype = jax.numpy.dtype(rollout_dtype(self._parts.program)).name
+            listen = self._address.text if self._listener is not None else ""
+            RunRecord(this_machine(), str(path), listen, dtype).write(self._parts.workdir)
+
+    def record(self) -> dict[str, float]:
+        """Metrics of the last ``push``."""
+        return self._record
+
+    def _look(self, own: OwnEngines) -> None:
+        try:
+            own.look(self.pool.version)
+        except UserError as error:
+            self.pool.fail(error)
+
+
+def _listener(listen: str) -> tuple[socket.socket | None, EngineAddress]:
+    """Where engines of other machines join: HOST:PORT, with a new key; nowhere by default."""
+    if not listen:
+        return None, EngineAddress()
+    host, _, port = listen.rpartition(":")
+    try:
+        listener = socket.create_server((host, int(port)), backlog=512)
+    except OSError as error:
+        raise UserError(f"config.rl.engines.listen {listen}: {error.strerror or error}; choose another") from None
+    return listener, EngineAddress(host=host, port=listener.getsockname()[1], key=secrets.token_hex(KEY_BYTES))
+
+
+class _Written:
+    """Stands where ``WeightSync`` has an engine: what a weight, or one of its layers, is when it is published."""
+
+    def __init__(self, program: Program):
+        layout, dtype = program.layout, rollout_dtype(program)
+        self.weights = self
+        cast = jax.eval_shape(lambda params: cast_params(params, layout.logical, dtype), abstract(layout.logical))
+        self._cast = dict(named_leaves(cast))
+        self._placed = dict(named_leaves(layout.shardings(logical_partition(layout))))
+        self._layered = {name for name, spec in named_specs(layout.logical) if spec.layer_axes}
+
+    def target(self, name: str) -> jax.ShapeDtypeStruct:
+        """See ``EngineWeights.target``."""
+        weight, placed, layer = self._cast[name], self._placed[name], name in self._layered
+        sharding = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[layer:]))
+        return jax.ShapeDtypeStruct(weight.shape[layer:], weight.dtype, sharding=sharding)
+
+
+class StoreSync(WeightSync):
+    """Writes the trainer's weights to a store, bucket by bucket, in the dtype of engines.
+
+    Beside the trainer's weights, the devices hold one bucket at a time, sharded as these are, and the host three arrays
+    beside the store.
+
+    Args:
+        program: of the training.
+        store: of the versions.
+        announce: is told number and checksum of a version before an engine can find it.
+    """
+
+    def __init__(self, program: Program, store: CheckpointEngine, announce: Callable[[int, str], None]):
+        super().__init__(program, _Written(program))
+        self._store, self._announce = store, announce
+
+    def push(self, params: Any, version: int) -> SyncStats:
+        """See ``WeightSync``."""
+        began, sent = time.perf_counter(), []
+        self._version, sums = None, ""
+
+        def leaves():
+            nonlocal sums
+            yield from self._leaves(dict(named_leaves(params)), sent)
+            sums = digest(sums_by_name(sent))
+            self._announce(version, sums)
+
+        written = self._store.publish(leaves(), version)
+        self._version = version
+        return SyncStats(time.perf_counter() - began, written.bytes, sums, version)
+
+    def check(self, version: int | None = None) -> None:
+        """Checks that the version that was published last is the trainer's; engines are checked when they say theirs.
+
+        Raises:
+            StaleWeightsError: it is not.
+        """
+        if self._version is None or self._version != version:
+            raise StaleWeightsError(
+                f"version {self._version} of the weights was published last, and the trainer is at {version}"
+            )
