@@ -20,6 +20,14 @@ PARTS = {
         *(RL, *GKE, "--tpu=v5p:2x2x1", "--workers=2", "--machine=n2-standard-32", "--config.rl.rollout.workers=48"),
         "--secret=my-keys",
     ),
+    "jobset_engines": (
+        *(RL, *GKE, "--tpu=v5p:2x2x1", "--engines=v6e-4", "--engine_slices=2", "--max_restarts=5"),
+        "--config.rl.engines.placement=separate",
+    ),
+    "xpk_engines": (
+        *(RL, "--backend=xpk", "--zone=us-east5", "--cluster=my-cluster", "--tpu=v5p:2x2x1", "--engines=v5p:2x2x1"),
+        *("--engine_slices=2", "--config.rl.engines.placement=separate"),
+    ),
     "jobset_collection": (
         *(RL, *GKE, "--machine=n2-standard-32", "--module=k2jax.rollout", "--service_account=collector"),
         "--arguments=--url=http://engine:8000 --model='it is' --tokenizer=/gcs/my-bucket/sft --tasks=20",

@@ -174,6 +174,8 @@ def test_launches_print_what_they_printed(monkeypatch, capsys, case):
     assert printed(monkeypatch, capsys, *golden.SAME, *golden.PARTS[case]) == expected
 
 
+ENGINES = ["--engines=v5p-8", "--engine_slices=1"]
+APART = [golden.RL, "--tpu=v5p-8", "--config.rl.engines.placement=separate"]
 COLLECT = ["--module=k2jax.rollout", golden.RL, "--tpu=v5p-8"]
 
 
@@ -204,7 +206,13 @@ COLLECT = ["--module=k2jax.rollout", golden.RL, "--tpu=v5p-8"]
             "--workers=2 needs stage rl with config.rl.rollout.sampler=workers",
         ),
         ([golden.RL, "--tpu=v5p-8", "--workers=3"], "config.rl.rollout.workers=3 or more"),
-        ([golden.TRAINING, "--tpu=v5p-8", "--engines=v5p-9"], "--engines are of stage rl"),
+        ([golden.TRAINING, "--tpu=v5p-8", *ENGINES], "--engines are of stage rl"),
+        ([golden.RL, "--tpu=v5p-8", *ENGINES], "--engines are of stage rl with config.rl.engines.placement=separate"),
+        ([*APART, "--config.rl.engines.listen=a:1", *ENGINES], "leave config.rl.engines.listen empty"),
+        (
+            [*APART, "--engines=v5p-128", "--engine_slices=4"],
+            "k2jax.rollout engine is one process, and --engines has 16",
+        ),
     ],
 )
 def test_mistakes_are_named_before_anything_starts(monkeypatch, capsys, words, message):

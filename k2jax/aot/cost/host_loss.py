@@ -7,7 +7,7 @@ from the config, ``CONSTANTS`` says where it comes from, or that it is assumed.
   checkpoint and repeat the steps since: half an interval between checkpoints in the mean. The sampler ``workers`` has
   complete groups on disk, so that of its rollouts only the episodes under way are repeated, half an episode each.
 - The loss of an **engine's host** ends that engine. It starts again, with its other hosts, and is sent the weights; the
-  trainer and the other engines go on.
+  trainer and the other engines go on, and these continue its answers behind the tokens that it had reported.
 - The loss of a **worker** ends its episodes, which begin again elsewhere: half an episode in the mean.
 """
 
@@ -21,6 +21,7 @@ from k2jax.agents.collect.wire import MACHINE_SECONDS
 from k2jax.errors import UserError, nearest
 from k2jax.processes import HEARTBEAT_SECONDS
 from k2jax.processes.group import LEAVE_SECONDS, POLL_SECONDS
+from k2jax.rl.engines.engine_pool import SILENT_SECONDS
 
 DAY = 24 * 3600.0
 ASSUMED = "assumed"
@@ -50,11 +51,11 @@ CONSTANTS = {
     "leave": Constant(
         LEAVE_SECONDS, "s", "process 0 waits for the others to end", "k2jax.processes.group.LEAVE_SECONDS"
     ),
-    "machine": Constant(
-        MACHINE_SECONDS,
-        "s",
-        "silence after which an engine's or a worker's machine is lost",
-        "k2jax.agents.collect.wire.MACHINE_SECONDS",
+    "engine": Constant(
+        SILENT_SECONDS, "s", "silence after which an engine is lost", "k2jax.rl.engines.engine_pool.SILENT_SECONDS"
+    ),
+    "worker": Constant(
+        MACHINE_SECONDS, "s", "silence after which a worker is lost", "k2jax.agents.collect.wire.MACHINE_SECONDS"
     ),
     "node": Constant(300.0, "s", "until there is a node in the lost one's place; 0 with a spare one", ASSUMED),
     "pods": Constant(60.0, "s", "deleting, scheduling and starting pods, the image on the nodes", ASSUMED),
@@ -189,7 +190,7 @@ def host_losses(shape: RunShape, constants: Mapping[str, Constant] = CONSTANTS) 
         hosts=shape.engines * shape.engine_hosts,
         stops=f"1 of {shape.engines} engines",
         units=shape.engines,
-        detection=value["machine"],
+        detection=value["engine"],
         restart=begun + value["compile"],
         restore=shape.weight_bytes / shape.engine_hosts * (1 / value["host_network"] + 1 / shape.host_bandwidth),
         repeated=0.0,
@@ -200,7 +201,7 @@ def host_losses(shape: RunShape, constants: Mapping[str, Constant] = CONSTANTS) 
         hosts=shape.workers,
         stops=f"1 of {shape.workers} workers",
         units=shape.workers,
-        detection=value["machine"],
+        detection=value["worker"],
         restart=begun,
         restore=0.0,
         repeated=value["episode"] / 2,

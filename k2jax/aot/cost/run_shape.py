@@ -38,11 +38,14 @@ def run_shape(
         rollout_seconds: of an iteration, in which nothing is trained.
 
     Raises:
-        UserError: no such topology, sizes that do not divide, or engines, workers or rollouts without a policy.
+        UserError: no such topology, sizes that do not divide, or engines, workers or rollouts that the config
+            has not.
     """
     reinforced = config.stage == "rl"
     if not reinforced and (engines.count or workers or rollout_seconds):
         raise UserError(f"--engines, --workers and --rollout_seconds are for stage rl, not for stage {config.stage}")
+    if engines.count and config.rl.engines.placement != "separate":
+        raise UserError("--engines are those of config.rl.engines.placement separate; set it, or omit --engines")
     if rollout_seconds < 0:
         raise UserError(f"--rollout_seconds {rollout_seconds:g} is negative")
     chip, trainer = chip_of(topology), parse_slice(topology)

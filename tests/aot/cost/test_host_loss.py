@@ -15,8 +15,10 @@ from k2jax.aot import __main__ as command
 from k2jax.aot import compiling, topology
 from k2jax.aot.cost.host_loss import CONSTANTS, RunShape, host_losses, with_assumptions
 from k2jax.aot.cost.run_shape import EngineSlices, run_shape
+from k2jax.aot.weight_sync import compile_phases
 from k2jax.config import defaults, resolve
 from k2jax.processes import group, initialize
+from k2jax.rl.engines import engine_pool
 from k2jax.train.program import Program
 from tests.refusal import refused
 
@@ -33,7 +35,7 @@ SHAPE = RunShape(
     workers=50,
 )
 WORDS = [
-    *("node=100", "pods=10", "process=7", "compile=5", "heartbeat=9", "poll=1", "leave=3", "machine=40"),
+    *("node=100", "pods=10", "process=7", "compile=5", "heartbeat=9", "poll=1", "leave=3", "engine=40", "worker=50"),
     *("host_read=1e9", "bucket_read=10e9", "host_network=2e9", "episode=60", "host_mtbf=2400"),
 ]
 
@@ -50,8 +52,8 @@ def test_every_loss_by_hand():
     assert engine.restore == pytest.approx(20 / 2 + 20 / 40)  # a host's quarter of the weights
     assert engine.hosts == 12 and engine.per_day == pytest.approx(0.12)
     assert engine.share == pytest.approx(0.12 * 172.5 / (3 * 86400))
-    assert (worker.restart, worker.restore, worker.repeated) == (100 + 10 + 7, 0, 30)
-    assert worker.share == pytest.approx(0.5 * 187 / (50 * 86400))
+    assert (worker.detection, worker.restart, worker.restore, worker.repeated) == (50, 100 + 10 + 7, 0, 30)
+    assert worker.share == pytest.approx(0.5 * 197 / (50 * 86400))
 
 
 def test_what_decides_each_loss():
@@ -70,7 +72,8 @@ def test_the_projects_own_figures_are_its_constants():
         "heartbeat": initialize.HEARTBEAT_SECONDS,
         "poll": group.POLL_SECONDS,
         "leave": group.LEAVE_SECONDS,
-        "machine": wire.MACHINE_SECONDS,
+        "engine": engine_pool.SILENT_SECONDS,
+        "worker": wire.MACHINE_SECONDS,
     }
     assert all(each.source.startswith("assumed") for name, each in CONSTANTS.items() if name not in own)
 
@@ -100,6 +103,7 @@ def run(*words):
 def test_the_command_counts_the_bytes_of_the_training_state(monkeypatch, capsys):
     flags = ["--config=experiments/rl/nano.py", "--topology=v5p:2x2x2", "--config.rl.updates=3"]
     flags += ["--config.checkpoint.every=7", "--workers=2", "--engines=2", "--engine_topology=v5p:2x2x1"]
+    flags += ["--config.rl.engines.placement=separate"]
     monkeypatch.setattr(sys, "argv", ["aot", *flags])
     assert run(*flags, "--rollout_seconds=5", "--assume=node=0", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
@@ -131,3 +135,12 @@ def test_engines_and_workers_belong_to_reinforcement_learning():
     for engines, workers in ((EngineSlices(1), 0), (EngineSlices(), 1)):
         with refused("are for stage rl, not for stage pretrain"):
             run_shape(config, "v5p:2x2x1", engines, workers)
+
+
+def test_separate_engines_and_the_switch_exclude_each_other():
+    config = resolve(defaults("rl", model="nano"))
+    with refused("--engines are those of config.rl.engines.placement separate"):
+        run_shape(config, "v5p:2x2x1", EngineSlices(1), 0)
+    apart = dataclasses.replace(config.rl.engines, placement="separate")
+    with refused("config.rl.engines.placement separate has no switch"):
+        compile_phases(dataclasses.replace(config, rl=dataclasses.replace(config.rl, engines=apart)), "v5p:2x2x1")
