@@ -6,6 +6,7 @@ Example:
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:4x4x4 --mode=decode \
         --config.parallel.expert=64
     python -m k2jax.aot --config=experiments/rl/k2_1t.py --topology=v5p:8x8x16 --mode=sync
+    python -m k2jax.aot --config=experiments/rl/k2_1t.py --topology=v5p:8x8x16 --mode=restart --workers=32
     python -m k2jax.aot kernels --topologies=v5e:2x2,v5p:2x2x1,v6e:2x2,tpu7x:2x2x1
     python -m k2jax.aot kernels --topologies=v5p:2x2x1 --only=attention --json
 
@@ -17,7 +18,8 @@ none fits. --mode=prefill and --mode=decode compile the inference engine's progr
 with experts over config.parallel.expert devices and as many sequences of --context tokens as fit. --mode=sync compiles
 what an iteration of reinforcement learning runs on one slice: the training step, the programs that bring its weights
 to the engine of config.rl.rollout, prefill and decode, also of the engines of config.rl.roles, with the policy's
-architecture; it prints HBM in each phase, and bytes and time of the switch.
+architecture; it prints HBM in each phase, and bytes and time of the switch. --mode=restart compiles nothing: it prints
+by formulas what the loss of a host costs, of the trainer, of an engine and of a pool of workers, with every constant.
 With "kernels", it compiles every kernel at the shapes of Kimi K2; there the roofline is the least time that one device
 could need. All times are arithmetic: nothing is run.
 """
@@ -32,7 +34,7 @@ from k2jax.aot import topology
 from k2jax.errors import UserError, nearest
 
 TARGETS = ("kernels",)
-MODES = ("train", "prefill", "decode", "sync")
+MODES = ("train", "prefill", "decode", "sync", "restart")
 DOES_NOT_FIT = 1
 LISTED = 12  # layouts of a sweep that are printed
 
@@ -42,11 +44,16 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     cli.define_config(values)
     flags.DEFINE_string("topology", None, "TPU topology of a training config, such as v5p:8x8x16.", **to)
-    flags.DEFINE_string("mode", "train", "Program of a config to compile: train | prefill | decode | sync.", **to)
+    flags.DEFINE_string("mode", "train", f"What to compile: {' | '.join(MODES)}.", **to)
     flags.DEFINE_integer("context", 32768, "Longest sequence of prefill and decode [tokens].", **to, lower_bound=1)
     flags.DEFINE_integer("slots", 0, "Sequences of prefill and decode; 0 is as many as fit.", **to, lower_bound=0)
     flags.DEFINE_bool("sweep", False, "Estimate every layout of the config, and compile the best.", **to)
     flags.DEFINE_integer("best", 2, "Number of a sweep's layouts to compile.", **to)
+    flags.DEFINE_integer("engines", 0, "Separate engines, for --mode=restart.", **to, lower_bound=0)
+    flags.DEFINE_string("engine_topology", "v5p:4x4x4", "TPU topology of each separate engine.", **to)
+    flags.DEFINE_integer("workers", 0, "Machines that run episodes, for --mode=restart.", **to, lower_bound=0)
+    flags.DEFINE_float("rollout_seconds", 0.0, "Time of an iteration beside its training, for --mode=restart.", **to)
+    flags.DEFINE_multi_string("assume", [], "NAME=VALUE of a constant of --mode=restart; can be repeated.", **to)
     flags.DEFINE_list("topologies", ["v5p:2x2x1"], "TPU topologies for kernels, such as v5e:2x2,v5p:2x2x1.", **to)
     flags.DEFINE_string("only", "", "Only kernels whose name contains this.", **to)
     flags.DEFINE_bool("json", False, "Print JSON instead of tables.", **to)
@@ -61,7 +68,26 @@ def main(values: flags.FlagValues, target: str = "") -> int:
     topology.prepare()
     if target:
         return kernels(values)
-    return {"train": training, "sync": phases}.get(values.mode, inference)(values)
+    return {"train": training, "sync": phases, "restart": restart}.get(values.mode, inference)(values)
+
+
+def restart(values: flags.FlagValues) -> int:
+    """Prints what the loss of a host costs a config's run; compiles nothing."""
+    cli.require(values, "config", "topology")
+    if values.sweep:
+        raise UserError("--sweep is for --mode=train, not for --mode=restart")
+    from k2jax.aot import compiling
+    from k2jax.aot.cost.host_loss import with_assumptions
+    from k2jax.aot.cost.run_shape import EngineSlices, run_shape
+    from k2jax.aot.report.loss_table import loss_json, loss_table
+
+    constants = with_assumptions(values.assume)
+    engines = EngineSlices(values.engines, values.engine_topology)
+    config = compiling.for_tpu(cli.config_of(values))
+    shape = run_shape(config, values.topology, engines, values.workers, values.rollout_seconds)
+    arguments = (values.topology, shape, constants)
+    print(json.dumps(loss_json(*arguments), indent=2) if values.json else loss_table(*arguments))
+    return 0
 
 
 def phases(values: flags.FlagValues) -> int:

@@ -154,11 +154,16 @@ def compile_phases(config: Config, topology: str) -> PhasesReport:
         topology: the slice.
 
     Raises:
-        UserError: another stage, no such topology, or sizes that do not divide.
+        UserError: another stage, engines of their own, no such topology, or sizes that do not divide.
         DoesNotFit: a program needs more HBM than there is.
     """
     if config.stage != "rl":
         raise UserError(f"--mode=sync is for a config of stage rl, not {config.stage}; see experiments/rl")
+    if config.rl.engines.placement == "separate":
+        raise UserError(
+            "config.rl.engines.placement separate has no switch: compile the trainer with --mode=train, and an engine "
+            "with --mode=decode and --mode=prefill on its own topology"
+        )
     rollout = config.rl.rollout
     switch = compile_switch(config, topology)
     length = config.data.sequence_length

@@ -1,4 +1,4 @@
-"""The description of a launch that all backends share: command, workdir, environment, TPU slices."""
+"""The description of a launch that all backends share: command, workdir, environment, TPU slices, other machines."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ CAPACITIES = ("on_demand", "spot", "reserved", "flex")
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 LONGEST_NAME = 40
 """Limit of xpk [characters]. It also keeps the pod names of a JobSet below Kubernetes' limit of 63."""
+MACHINE = r"[a-z][a-z0-9]*(-[a-z0-9]+)+"
 NOT_RETRIED = (2, 3)
 """Exit codes of the trainer after which a restart cannot help: a user's mistake, or a loss that is not finite."""
 XLA_OPTIONS = ("--xla_tpu_enable_async_all_to_all=true", "--xla_tpu_enable_async_ragged_all_to_all=true")
 """They let the token exchange of expert parallelism overlap with matrix products."""
 MOUNT_ROOT = "/gcs"
+ENGINE = ("k2jax.rollout", "engine")
+"""Module and first word of the command that is a separate engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """A training run to launch on TPU slices.
+    """A command to launch, mostly a training on TPU slices, with the engines and workers beside it.
 
     Attributes:
         name: name of the job; lower-case letters, digits and dashes.
-        tpu: type of each slice.
+        tpu: type of each slice; None for a command on one ``machine``.
         slices: number of slices, connected by the data-center network.
         image: container image in which this repository is installed and is the working directory.
-        arguments: arguments of the trainer as the user typed them: ``--config`` and its overrides.
+        arguments: arguments of the command as the user typed them: ``--config`` and its overrides, then its own.
         workdir: folder of the run, ``gs://BUCKET/FOLDER``.
         project: Google Cloud project.
         zone: zone of the TPUs; with a cluster, the cluster's zone or region.
@@ -40,11 +43,17 @@ class LaunchSpec:
         environment: variables that replace or extend the defaults.
         max_restarts: most restarts of a run that has stopped.
         grace_seconds: time from SIGTERM to SIGKILL, in which the trainer saves a checkpoint [s].
-        trainer: the module that every host runs.
+        module: the command that every host runs.
+        takes_workdir: whether it has a flag ``--workdir``.
+        engines: type of the slice of each separate engine; None without.
+        engine_slices: number of separate engines.
+        workers: machines that run episodes.
+        machine: type of machines without TPUs.
+        secret: Kubernetes secret whose keys are variables of every host; empty without.
     """
 
     name: str
-    tpu: Slice
+    tpu: Slice | None
     slices: int
     image: str
     arguments: tuple[str, ...]
@@ -58,7 +67,13 @@ class LaunchSpec:
     environment: tuple[tuple[str, str], ...] = ()
     max_restarts: int = 100
     grace_seconds: int = 600
-    trainer: str = "k2jax.train"
+    module: str = "k2jax.train"
+    takes_workdir: bool = True
+    engines: Slice | None = None
+    engine_slices: int = 0
+    workers: int = 0
+    machine: str = ""
+    secret: str = ""
 
     @property
     def bucket(self) -> str:
@@ -78,18 +93,35 @@ class LaunchSpec:
     @property
     def command(self) -> tuple[str, ...]:
         """Command that every host runs, as a list of words."""
-        return ("python", "-m", self.trainer, f"--workdir={self.mounted_workdir}", *self.arguments)
+        workdir = [f"--workdir={self.mounted_workdir}"] * self.takes_workdir
+        return ("python", "-m", self.module, *workdir, *self.arguments)
+
+    @property
+    def engine_command(self) -> tuple[str, ...]:
+        """Command that every host of a separate engine runs."""
+        return ("python", "-m", *ENGINE, f"--follow={self.mounted_workdir}")
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment of the command. It does not identify the hosts: JAX asks Cloud TPU or GKE for that."""
+        """Environment on TPU hosts. It does not identify the hosts: JAX asks Cloud TPU or GKE for that."""
         return {
             "JAX_PLATFORMS": "tpu,cpu",  # a host whose TPU does not start fails, instead of training on its CPU
-            "JAX_COMPILATION_CACHE_DIR": f"{self.mounted_workdir}/compilation_cache",
-            "K2JAX_CACHE": f"{self.mounted_workdir}/cache",  # process 0 builds the data here for all hosts
+            **self._folders,
             "LIBTPU_INIT_ARGS": " ".join(XLA_OPTIONS),
             "PYTHONUNBUFFERED": "1",
             **dict(self.environment),
+        }
+
+    @property
+    def cpu_variables(self) -> dict[str, str]:
+        """Environment on machines without TPUs."""
+        return {"JAX_PLATFORMS": "cpu", **self._folders, "PYTHONUNBUFFERED": "1", **dict(self.environment)}
+
+    @property
+    def _folders(self) -> dict[str, str]:
+        return {
+            "JAX_COMPILATION_CACHE_DIR": f"{self.mounted_workdir}/compilation_cache",
+            "K2JAX_CACHE": f"{self.mounted_workdir}/cache",  # process 0 builds the data here for all hosts
         }
 
 
@@ -133,12 +165,31 @@ def check_spec(spec: LaunchSpec) -> None:
             raise UserError(f"--{flag} is empty")
     if spec.slices < 1 or spec.max_restarts < 0 or spec.grace_seconds < 1:
         raise UserError("--slices and --grace_seconds must be at least 1, --max_restarts at least 0")
+    check_parts(spec)
     if bool(spec.reservation) and spec.capacity != "reserved":
         raise UserError(f"--reservation {spec.reservation} needs --capacity=reserved, not {spec.capacity}")
     for text in (spec.workdir, spec.image, *spec.arguments, *(part for pair in spec.environment for part in pair)):
         if text.encode("utf-8", "replace").decode() != text:  # a command line can contain any bytes
             raise UserError(f"{text!r} is not valid UTF-8, so a manifest cannot contain it")
     split_workdir(spec.workdir)
+
+
+def check_parts(spec: LaunchSpec) -> None:
+    """Checks the machines beside the TPU slices that train.
+
+    Raises:
+        UserError: a flag lacks another one that it needs, or that needs it.
+    """
+    if bool(spec.engines) != (spec.engine_slices > 0):
+        raise UserError("--engines=TPU and --engine_slices=NUMBER, at least 1, belong together: give both or neither")
+    if spec.workers < 0:
+        raise UserError(f"--workers {spec.workers} is negative")
+    if bool(spec.machine) != (spec.tpu is None or spec.workers > 0):
+        raise UserError("--machine is the type of machines without TPUs, of --workers or of a command without --tpu")
+    if spec.secret and re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", spec.secret) is None:
+        raise UserError(f"--secret {spec.secret!r} is not the name of a Kubernetes secret")
+    if spec.machine and re.fullmatch(MACHINE, spec.machine) is None:
+        raise UserError(f"--machine {spec.machine!r} is not a machine type such as n2-standard-32")
 
 
 def check_cluster(spec: LaunchSpec) -> None:
@@ -149,7 +200,7 @@ def check_cluster(spec: LaunchSpec) -> None:
     """
     if not spec.cluster:
         raise UserError("--cluster is required to run on GKE; name the cluster that has the TPU node pools")
-    if spec.slices > 1 and spec.tpu.nodes == 1:
+    if spec.tpu and spec.slices > 1 and spec.tpu.nodes == 1:
         raise UserError(f"GKE connects only slices of several hosts, and {spec.tpu} is one host; use a larger --tpu")
     if spec.capacity == "reserved" and not spec.reservation:
         raise UserError("--capacity=reserved needs --reservation=NAME on GKE")

@@ -113,26 +113,28 @@ class Slice:
         return f"{self.generation.name}:{self.topology}"
 
 
-def parse_slice(text: str) -> Slice:
+def parse_slice(text: str, flag: str = "--tpu") -> Slice:
     """Returns the slice of an accelerator type (``v5litepod-8``, ``v5e-8``, ``v5p-2048``) or topology (``v5p:8x8x16``).
+
+    ``flag`` is named where the text is neither.
 
     Raises:
         UserError: the generation, size or shape does not exist; the message names the nearest that do.
     """
     match = re.fullmatch(r"([a-z0-9]+)(?:-(\d+)|:(\d+(?:x\d+)+))", text)
     if match is None:
-        raise UserError(f"--tpu {text!r} is neither a type such as v5p-2048 nor a topology such as v5p:8x8x16")
-    generation = _generation(match[1], text)
+        raise UserError(f"{flag} {text!r} is neither a type such as v5p-2048 nor a topology such as v5p:8x8x16")
+    generation = _generation(match[1], f"{flag} {text!r}")
     if match[2]:
         return _slice_of_size(generation, int(match[2]))
     return _slice_of_shape(generation, tuple(map(int, match[3].split("x"))))
 
 
-def _generation(name: str, text: str) -> Generation:
+def _generation(name: str, where: str) -> Generation:
     by_name = GENERATIONS | {generation.prefix: generation for generation in GENERATIONS.values()}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=1, cutoff=0)
-        raise UserError(f"no TPU generation {name!r} in --tpu {text!r}; did you mean {close[0]!r}?")
+        raise UserError(f"no TPU generation {name!r} in {where}; did you mean {close[0]!r}?")
     return by_name[name]
 
 

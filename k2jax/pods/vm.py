@@ -132,6 +132,13 @@ done
 
 
 def _check_vm(spec: LaunchSpec) -> None:
+    if spec.engines or spec.machine:
+        raise UserError(
+            "a queued resource has TPUs of one kind alone: --engines needs --backend=jobset or xpk, --workers and "
+            "--machine need --backend=jobset"
+        )
+    if spec.secret:
+        raise UserError("--secret is a Kubernetes secret and needs --backend=jobset")
     generation = spec.tpu.generation
     if generation.runtime is None:
         raise UserError(f"{generation.name} is available only through GKE; use --backend=jobset or --backend=xpk")

@@ -46,8 +46,9 @@ folder_parts = one_line.map(lambda text: "f" + text.translate(dict.fromkeys(map(
 
 
 def run(**changes) -> LaunchSpec:
-    if isinstance(changes.get("tpu"), str):
-        changes["tpu"] = parse_slice(changes["tpu"])
+    for flag in ("tpu", "engines"):
+        if isinstance(changes.get(flag), str):
+            changes[flag] = parse_slice(changes[flag])
     return dataclasses.replace(SPEC, **changes)
 
 

@@ -20,6 +20,8 @@ RUNS = {
     "two slices of tpu7x": run(tpu="tpu7x:4x4x8", slices=2, capacity="spot"),
     "one host": run(tpu="v6e:2x2", capacity="flex", service_account="trainer"),
     "reserved": run(tpu="v5e-256", capacity="reserved", reservation="mine", environment=(("A", "1"),)),
+    "engines and workers": run(engines="v5p-128", engine_slices=2, workers=3, machine="n2-standard-32", secret="keys"),
+    "no TPU": run(tpu=None, machine="n2-standard-32", module="k2jax.rollout"),
 }
 
 
@@ -33,9 +35,9 @@ def pod_of(manifest):
 def test_manifests_follow_the_schemas(name, version):
     manifest = jobset(RUNS[name])
     jsonschema.validate(manifest, SCHEMA)
-    (slices,) = manifest["spec"]["replicatedJobs"]
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": manifest["metadata"], **slices["template"]}
-    kubernetes_validate.validate(job, version, strict=True)
+    for each in manifest["spec"]["replicatedJobs"]:
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": manifest["metadata"], **each["template"]}
+        kubernetes_validate.validate(job, version, strict=True)
 
 
 @pytest.mark.parametrize("spoil", [("spec", "failurPolicy"), ("spec", "replicatedJobs", 0, "parallelism")])
@@ -84,8 +86,8 @@ def test_pods_are_the_slices_hosts_on_its_nodes():
     assert pod["terminationGracePeriodSeconds"] == 90 and pod["serviceAccountName"] == "trainer"
     assert [t["key"] for t in pod["tolerations"]] == ["google.com/tpu", "cloud.google.com/gke-spot"]
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-    assert manifest["metadata"]["annotations"] == jobset(run())["metadata"]["annotations"] == exclusive
-    assert "annotations" not in jobset(run(tpu="v6e:2x2"))["metadata"]
+    assert slices["template"]["metadata"]["annotations"] == exclusive
+    assert "metadata" not in jobset(run(tpu="v6e:2x2"))["spec"]["replicatedJobs"][0]["template"]
     flex = pod_of(jobset(run(capacity="flex")))["nodeSelector"]
     assert flex["cloud.google.com/gke-flex-start"] == "true" and len(pod_of(jobset(run()))["nodeSelector"]) == 2
     eight = jobset(run(tpu="v6e:2x4"))["spec"]["replicatedJobs"][0]["template"]["spec"]

@@ -20,7 +20,7 @@ NANO = "--config=experiments/pretrain/nano.py"
 
 @pytest.mark.parametrize("case", golden.CASES)
 def test_dry_run_prints_what_it_printed(case):
-    done = golden.launch(*golden.SAME, *golden.CASES[case])
+    done = golden.launch(golden.TRAINING, *golden.SAME, *golden.CASES[case])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (golden.FOLDER / f"{case}.sh").read_text()
 
@@ -62,7 +62,7 @@ def test_dry_run_prints_what_it_printed(case):
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(changed, message):
-    done = golden.launch(*golden.SAME, "--tpu=v5p-8", "--zone=z", *changed)
+    done = golden.launch(golden.TRAINING, *golden.SAME, "--tpu=v5p-8", "--zone=z", *changed)
     assert done.returncode == 2, done.stdout
     assert message in done.stderr and len(done.stderr.splitlines()) == 1 and not done.stdout
 
@@ -72,7 +72,7 @@ def test_the_printed_script_is_what_runs(tmp_path):
     calls = 'echo "${0##*/} $1" >> $T/calls; '
     environment = fake_commands(tmp_path, gcloud=calls, kubectl=calls + "cat > $T/manifest; exit 7")
     environment["PYTHONPATH"] = os.getcwd()
-    case = [flag for flag in (*golden.SAME, *golden.CASES["jobset_v5p"]) if flag != "--dry_run"]
+    case = [flag for flag in (golden.TRAINING, *golden.SAME, *golden.CASES["jobset_v5p"]) if flag != "--dry_run"]
     command = [sys.executable, "-m", "k2jax.launch", *case]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 7, done.stderr
@@ -100,7 +100,7 @@ CACHE = "--config.data.cache_dir"
 def test_the_trainers_words_are_kept_as_typed(monkeypatch, words, kept):
     monkeypatch.setattr(sys, "argv", ["launch", *words])  # config_flags looks there for overrides
     values, _ = cli.parse(sys.argv, launch.define, "")
-    assert launch.trainer_arguments(words, values) == tuple(kept)
+    assert launch.config_arguments(words, values) == tuple(kept)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,16 @@ def test_the_name_comes_from_the_workdir(workdir, name):
     assert job_name(workdir) == name
 
 
-def test_the_documented_commands_are_accepted():
+def test_the_documented_commands_are_accepted(monkeypatch, capsys):
     text = (ROOT / "docs/launch.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m k2jax.launch")]
-    assert len(commands) == 3
+    assert len(commands) == 6
+    monkeypatch.chdir(ROOT)
     for command in commands:
-        done = golden.launch(*command[3:], "--dry_run")
-        assert done.returncode == 0, done.stderr
+        monkeypatch.setattr(sys, "argv", [*command[2:], "--dry_run"])  # config_flags looks there for overrides
+        values, _ = cli.parse(sys.argv, launch.define, "")
+        assert launch.main(values) == 0
+        assert capsys.readouterr().out.startswith("set -euo pipefail\n")
 
 
 def launch_lines():

@@ -5,8 +5,6 @@ apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
   name: k2
-  annotations:
-    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
 spec:
   failurePolicy:
     maxRestarts: 100
@@ -17,9 +15,12 @@ spec:
         onJobFailureReasons:
           - PodFailurePolicy
   replicatedJobs:
-    - name: slice
+    - name: main
       replicas: 1
       template:
+        metadata:
+          annotations:
+            alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
         spec:
           parallelism: 256
           completions: 256
@@ -73,11 +74,11 @@ spec:
                       value: "--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true"
                     - name: PYTHONUNBUFFERED
                       value: "1"
+                  securityContext:
+                    privileged: true
                   ports:
                     - containerPort: 8471
                     - containerPort: 8080
-                  securityContext:
-                    privileged: true
                   resources:
                     limits:
                       google.com/tpu: 4
