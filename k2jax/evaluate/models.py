@@ -1,4 +1,4 @@
-"""The model of an evaluation: opened once for all suites, and known again by its weights when the evaluation goes on."""
+"""The model of an evaluation: opened once for all suites, and known again by its weights when that goes on."""
 
 from __future__ import annotations
 
@@ -154,7 +154,10 @@ def _vocabulary(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
     folder = None if choice.is_server else run_folder(choice.model)
     if not kind and folder is not None and (folder / "checkpoints").is_dir():
         kind = run_config(folder).data.chat_format
-    return tokenizer, configured_chat(tokenizer, kind or "auto")
+    try:
+        return tokenizer, configured_chat(tokenizer, kind or "auto")
+    except UserError as error:
+        raise UserError(f"{error}; of a base model, --chat_format=plain asks without markup") from None
 
 
 def _longest(suites: Mapping[str, tuple[Suite, Sequence[Task]]], chat: ChatFormat) -> int:

@@ -134,7 +134,8 @@ def compare(suite: Suite, before: Answers, after: Answers) -> PairedDifference:
         if digests.get(answer.task, answer.digest) != answer.digest:
             raise UserError(f"the other run has another task {answer.task!r}: its prompt or verifier differs")
     try:
-        return paired_difference(*(_by_task(suite, answers.values()) for answers in (before, after)))
+        found = paired_difference(*(_by_task(suite, answers.values()) for answers in (before, after)))
+        return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))  # of shares
     except ValueError as error:
         raise UserError(f"{error}: nothing can be compared") from None
 
