@@ -9,7 +9,7 @@ In reading order: ``types`` (all of that), ``scripted``, ``http``, ``chat_endpoi
 ``addresses`` (which belong to the internet).
 """
 
-from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint
+from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint, ChatReply
 from k2jax.client.http import HTTPClient, ServerFailedError
 from k2jax.client.scripted import ScriptedClient, cut_reply
 from k2jax.client.types import (
@@ -30,6 +30,7 @@ __all__ = [
     "UNKNOWN_VERSION",
     "ChatAnswer",
     "ChatEndpoint",
+    "ChatReply",
     "Client",
     "Completion",
     "HTTPClient",

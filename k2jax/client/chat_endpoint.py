@@ -20,6 +20,22 @@ class ChatAnswer(NamedTuple):
     finish: str
 
 
+class ChatReply(NamedTuple):
+    """A whole message of a model, and what it took.
+
+    Attributes:
+        message: in OpenAI's format, with its calls of tools.
+        finish: see ``ChatAnswer``.
+        prompt_tokens: of the request, as the server counts them; 0 where it does not say.
+        tokens: of the message, reasoning included; 0 where the server does not say.
+    """
+
+    message: Mapping[str, Any]
+    finish: str
+    prompt_tokens: int
+    tokens: int
+
+
 class ChatEndpoint(Endpoint):
     """An OpenAI-compatible server's ``/v1/chat/completions``; see ``Endpoint`` for its arguments.
 
@@ -38,13 +54,25 @@ class ChatEndpoint(Endpoint):
             PromptTooLongError: the messages are longer than the model reads.
             UserError: the server refuses the request.
         """
-        body = {"model": self.model, "messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
-        return await self.send("/v1/chat/completions", body, self._read)
+        reply = await self.reply({"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature})
+        return ChatAnswer(reply.message.get("content") or "", reply.finish)
 
-    async def _read(self, response: Any) -> ChatAnswer:
-        choices = choices_of(decoded(await response.aread(), self.url), self.url)
+    async def reply(self, fields: Mapping[str, Any]) -> ChatReply:
+        """The model's message to a request with these fields, ``messages`` among them; errors as of ``answer``."""
+        return await self.send("/v1/chat/completions", {"model": self.model, **fields}, self._read)
+
+    async def _read(self, response: Any) -> ChatReply:
+        body = decoded(await response.aread(), self.url)
+        choices, usage = choices_of(body, self.url), body.get("usage")
         message = choices[0].get("message") if choices else None
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(content, str | None):
             raise ServerFailedError(f"{self.url} answered without a message")
-        return ChatAnswer(content or "", str(choices[0].get("finish_reason") or "stop"))
+        counts = [_count(usage, name) for name in ("prompt_tokens", "completion_tokens")]
+        return ChatReply(message, str(choices[0].get("finish_reason") or "stop"), *counts)
+
+
+def _count(usage: Any, name: str) -> int:
+    """A count of tokens; 0 where there is none."""
+    count = usage.get(name) if isinstance(usage, Mapping) else None
+    return count if type(count) is int and count >= 0 else 0

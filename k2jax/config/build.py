@@ -130,11 +130,11 @@ def from_json(text: str) -> schema.Config:
 
 def _read(annotation: Any, value: Any, path: str) -> Any:
     if group := group_of(annotation):
-        return _read_group(group, value, path)
+        return read_group(group, value, path)
     if group := mapping_of(annotation):
         if not isinstance(value, Mapping | ConfigDict):
             raise UserError(f"config.{path} must be a mapping of names, not {value!r}")
-        return {key: _read_group(group, value[key], f"{path}.{key}") for key in value}
+        return {key: read_group(group, value[key], f"{path}.{key}") for key in value}
     declared = field_type(annotation)
     if value is None and declared.optional:
         return None
@@ -153,7 +153,17 @@ def _read_value(wanted: type, value: Any, path: str) -> Any:
     return value
 
 
-def _read_group(cls: type, value: Any, path: str) -> Any:
+def read_group(cls: type, value: Any, path: str) -> Any:
+    """Converts a nested dict or ConfigDict to a dataclass of configuration, whose values ``check_fields`` checks.
+
+    Args:
+        cls: the dataclass.
+        value: its fields by name.
+        path: its dotted key, for messages.
+
+    Raises:
+        UserError: an unknown key, or a value of the wrong type.
+    """
     if not isinstance(value, Mapping | ConfigDict):
         raise UserError(f"config.{path} must be a group of keys, not {value!r}")
     hints = hints_of(cls)

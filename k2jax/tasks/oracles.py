@@ -10,12 +10,28 @@ from k2jax.agents.scaffolds.scripted import called, called_all, play_actions, sa
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import APIS, read_call
+from k2jax.tasks.characters.dataset import ANSWER_MARK
 from k2jax.tasks.tool_use.demonstrations import solved
 
 
 def answer_line(task: Task, messages: Sequence[Message]) -> Message:
     """The answer in the form that the verifier ``answer_line`` reads."""
     return said(f"Answer: {task.metadata['answer']}")
+
+
+def boxed(task: Task, messages: Sequence[Message]) -> Message:
+    """The answer in the box of the verifier ``math``."""
+    return said(f"\\boxed{{{task.metadata['answer']}}}")
+
+
+def marked(task: Task, messages: Sequence[Message]) -> Message:
+    """The answer of reasoning-gym's own entry."""
+    return said(f"<answer>{task.metadata['entry']['answer']}</answer>")
+
+
+def worked_out(task: Task, messages: Sequence[Message]) -> Message:
+    """The working of a character problem and its answer."""
+    return said(f"{task.metadata['working']}{ANSWER_MARK}{task.metadata['answer']}")
 
 
 def canonical_program(task: Task, messages: Sequence[Message]) -> Message:

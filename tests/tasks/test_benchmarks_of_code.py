@@ -106,11 +106,9 @@ def test_the_command_names_episodes_whose_reward_is_not_what_it_should_be(tmp_pa
     assert unknown.returncode == 2 and "there is no dataset 'maths'" in unknown.stderr
 
 
-def test_a_dataset_without_an_oracle_is_played_by_the_policy_that_does_nothing(tmp_path):
-    path = tmp_path / "m.jsonl"
-    path.write_text("\n".join(json.dumps({"question": "1+1?", "answer": "#### 2", "id": i}) for i in range(2)))
-    done = run_command("k2jax.env.check", "math", f"--options=path={path}", "--count=1")
+def test_a_dataset_without_an_oracle_is_played_by_the_policy_that_does_nothing():
+    done = run_command("k2jax.env.check", "instructions", "--count=1")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("math: it has no oracle")
-    assert lines[1] == "math: 1 of 1 episodes of the null policy earn 0" and lines[2].startswith("1 episodes")
+    assert lines[0].startswith("instructions: it has no oracle")
+    assert lines[1] == "instructions: 1 of 1 episodes of the null policy earn 0" and lines[2].startswith("1 episodes")

@@ -83,7 +83,7 @@ async def play(task: Task, environment: Environment, policy: Policy, seed: int =
                     trajectory.metadata[OUTCOME] = dict(left)
                 return trajectory
             action = policy(task, messages)
-            node = trajectory.add(_acted(node, turn_of(messages), action))
+            node = trajectory.add(acted(node, turn_of(messages), action))
             messages.append(action)
             step = await environment.step(action)
         trajectory.status = "truncated" if step.truncated else "finished"
@@ -96,7 +96,8 @@ async def play(task: Task, environment: Environment, policy: Policy, seed: int =
     return trajectory
 
 
-def _acted(parent: int, turn: int, message: Message) -> Node:
+def acted(parent: int, turn: int, message: Message) -> Node:
+    """The node of an assistant's message of which no tokens are known."""
     empty = np.zeros(0, np.int32)
     floats, versions = empty.astype(np.float32), empty.astype(np.int64)
     return Node(

@@ -1,0 +1,98 @@
+r"""Evaluates a model on suites: scores with errors, every answer with its verdict, and the difference from another run.
+
+Example:
+    python -m k2jax.evaluate characters --model=runs/sft-nano --workdir=runs/evaluation
+    python -m k2jax.evaluate characters --model=runs/rl-nano --workdir=runs/evaluation-rl --compare=runs/evaluation
+    python -m k2jax.evaluate mmlu gsm8k --model=http://localhost:8000 --served_model=k2 --api=tokens \
+        --tokenizer=runs/sft-nano --data=/data/benchmarks --workdir=runs/evaluation-served
+    python -m k2jax.evaluate reasoning --model=https://api.example.com --served_model=k2 --preset=k2.5 \
+        --workdir=runs/evaluation-api
+
+A suite is a file of experiments/evaluate, by its name, or a file of your own. The model is a checkpoint argument, or a
+server's URL without /v1: by text over OpenAI's chat completions, or with --api=tokens by token ids, which likelihoods
+need; $OPENAI_API_KEY is sent to it. The models oracle and null are the programs that solve a data set and say nothing.
+
+Nothing is downloaded: suites of published benchmarks read their files below --data. A command that was stopped or
+killed goes on when it is given again. The workdir gets results.json, report.html and lm_eval/ in lm-eval's form.
+"""
+
+import json
+
+from absl import flags
+
+from k2jax import cli
+from k2jax.errors import UserError
+
+MOST_SUITES = 32
+INTERRUPTED = 130
+
+
+def define(values: flags.FlagValues) -> None:
+    """Adds the command's flags."""
+    to = {"flag_values": values}
+    flags.DEFINE_string("workdir", None, "Folder of the evaluation.", **to)
+    flags.DEFINE_string("model", None, "A checkpoint argument, a server's URL without /v1, oracle, or null.", **to)
+    flags.DEFINE_string("compare", "", "Workdir of another evaluation, to subtract its scores.", **to)
+    flags.DEFINE_string("preset", "", "Settings of a report that replace those of the suites: k2, k2.5, kat, ...", **to)
+    flags.DEFINE_integer("count", None, "Ask the first so many tasks of each suite; 0 asks all.", **to, lower_bound=0)
+    flags.DEFINE_integer("samples", None, "Answers to each task.", **to, lower_bound=1)
+    flags.DEFINE_string("data", "data", "Folder that stands for {data} in the options of suites.", **to)
+    flags.DEFINE_enum("api", "chat", ("chat", "tokens"), "What is asked of a server.", **to)
+    flags.DEFINE_string("served_model", "", "The server's name for its model.", **to)
+    flags.DEFINE_string("tokenizer", "", "With --api=tokens: a checkpoint or file with the model's vocabulary.", **to)
+    flags.DEFINE_enum("chat_format", "", ("", "auto", "plain", "compact"), "Empty: the checkpoint's own.", **to)
+    flags.DEFINE_string("request", "{}", "JSON object of more fields of requests to a chat endpoint.", **to)
+    flags.DEFINE_integer("at_once", 32, "Answers at a time.", **to, lower_bound=1)
+    flags.DEFINE_integer("slots", 16, "Sequences that an engine runs at a time.", **to, lower_bound=1)
+    flags.DEFINE_integer("max_length", 0, "Of an engine's sequences; 0: as answers need.", **to, lower_bound=0)
+    flags.DEFINE_string("sandbox", "bubblewrap", "Backend of sandboxes.", **to)
+    flags.DEFINE_string("images", "", "What tasks may choose their images from: a folder; empty refuses all.", **to)
+    flags.DEFINE_list("hosts", [], "Hosts that sandboxes of tasks may reach that ask for them.", **to)
+    flags.DEFINE_string("judge_url", "", "Server of verifiers that ask a model, without /v1.", **to)
+    flags.DEFINE_string("judge_model", "", "That server's name for its model.", **to)
+    flags.DEFINE_float("price_read", 0.0, "Price of a million tokens of prompts.", **to, lower_bound=0.0)
+    flags.DEFINE_float("price_written", 0.0, "Price of a million tokens of answers.", **to, lower_bound=0.0)
+
+
+def main(values: flags.FlagValues, *names: str) -> int:
+    """Runs the command; returns its exit code."""
+    cli.require(values, "workdir", "model")
+    from k2jax.agents.collect.event_loop import run
+    from k2jax.evaluate.evaluation import Evaluation
+    from k2jax.evaluate.models import ModelChoice
+    from k2jax.evaluate.scores import Price
+    from k2jax.evaluate.suite import preset_fields
+
+    named = ("model", "api", "served_model", "tokenizer", "chat_format", "slots", "max_length")
+    choice = ModelChoice(**{name: values[name].value for name in named}, fields=_object(values.request))
+    if not (choice.is_server or choice.is_program):
+        from k2jax import runtime
+
+        runtime.prepare()
+    changes = preset_fields(values.preset)
+    changes |= {name: values[name].value for name in ("count", "samples") if values[name].value is not None}
+    evaluation = Evaluation(values.workdir, names, choice, changes=changes, data=values.data, compare=values.compare)
+    services = {name: values[name].value for name in ("sandbox", "images", "hosts", "judge_url", "judge_model")}
+    try:
+        run(evaluation.run(values.at_once, **services))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on")
+        return INTERRUPTED
+    for line in evaluation.write(Price(values.price_read, values.price_written)):
+        print(line)
+    return 0
+
+
+def _object(text: str) -> dict:
+    """The JSON object of a flag."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise UserError('--request is no JSON object, such as \'{"chat_template_kwargs": {"thinking": false}}\'')
+    return fields
+
+
+if __name__ == "__main__":
+    cli.run(main, define, __doc__, positional=("SUITE",) * MOST_SUITES, optional=MOST_SUITES - 1)

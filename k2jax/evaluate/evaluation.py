@@ -1,0 +1,226 @@
+"""An evaluation in its folder: suites asked of one model, resumed where it was stopped, and written up at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import datetime
+import json
+import os
+from pathlib import Path
+import time
+from typing import Any
+
+from k2jax.agents.environment import EnvironmentMaker
+from k2jax.agents.sandbox.backends import make_backend
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.pool import VerifierPool
+from k2jax.client import ChatEndpoint
+from k2jax.errors import UserError
+from k2jax.evaluate.answerers import task_digest
+from k2jax.evaluate.lm_eval_files import FOLDER as LM_EVAL
+from k2jax.evaluate.lm_eval_files import write_lm_eval
+from k2jax.evaluate.models import MakeAnswerer, ModelChoice, open_model
+from k2jax.evaluate.page import SuiteOnPage, difference_words, report_page
+from k2jax.evaluate.scores import Price, compare, finite, score_suite, value_of
+from k2jax.evaluate.statistics import PairedDifference
+from k2jax.evaluate.suite import Suite, load_suite, suite_tasks
+from k2jax.evaluate.suite_run import Answer, AnswerLog, read_answers, run_suite
+from k2jax.files.atomic import write_atomic
+from k2jax.report.table import text_table
+
+RESULTS = "results.json"
+PAGE = "report.html"
+_RUN = "run.json"
+_INTERVAL = 5.0  # between two lines of progress [s]
+_VERDICT_SECONDS = 60.0
+
+
+class Evaluation:
+    """Suites that are asked of a model, in a folder.
+
+    Args:
+        workdir: the folder; ``run.json`` there says what was asked of which model.
+        names: of the suites, or files of them.
+        choice: of the model.
+        changes: settings that replace those of all suites.
+        data: folder that stands for ``{data}`` in options of datasets.
+        compare: workdir of another evaluation, or empty.
+
+    Raises:
+        UserError: a suite or the model is impossible, or the folder has another evaluation.
+    """
+
+    def __init__(
+        self,
+        workdir: str,
+        names: Sequence[str],
+        choice: ModelChoice,
+        *,
+        changes: Mapping[str, Any],
+        data: str = "data",
+        compare: str = "",
+    ):
+        self._folder, self._choice = Path(workdir), choice
+        suites = {Path(name).stem: load_suite(name, **changes) for name in names}
+        choice.check(suites)
+        self._identity = self._recorded()
+        day = self._identity["began"][:10]
+        self._suites = {name: (suite, suite_tasks(suite, data, day)) for name, suite in suites.items()}
+        self._digests = {
+            name: {task.id: task_digest(task) for task in tasks} for name, (_, tasks) in self._suites.items()
+        }
+        self._check_identity()
+        self._other = Path(compare) if compare else None
+        self._compared = self._answers_of_other()
+
+    async def run(
+        self,
+        at_once: int,
+        *,
+        sandbox: str = "bubblewrap",
+        images: str = "",
+        hosts: Sequence[str] = (),
+        judge_url: str = "",
+        judge_model: str = "",
+    ) -> None:
+        """Asks for all answers that are not on disk yet, and prints how far it is.
+
+        Args:
+            at_once: answers at a time.
+            sandbox: backend of tools and verifiers.
+            images: what tasks may choose their images from; see ``make_backend``.
+            hosts: what tasks may choose the hosts from that their sandboxes reach.
+            judge_url: of the server of verifiers that ask a model, or empty.
+            judge_model: that server's name for its model.
+
+        Raises:
+            UserError: a task cannot be asked or judged, or the model does not answer at all.
+        """
+        environments = EnvironmentMaker(sandbox, images=images, repositories=None, hosts=hosts)
+        judge = (lambda: ChatEndpoint(judge_url, judge_model)) if judge_url else None
+        workers = min(4, os.cpu_count() or 1)
+        with VerifierPool(workers=workers, timeout=_VERDICT_SECONDS, retries=1) as pool:
+            backend = make_backend(sandbox, images=images) if await self._needs_sandbox(pool) else None
+            scorer = Scorer(pool, backend=backend, model=judge)
+            async with open_model(self._choice, self._suites, environments) as make:
+                for name in self._suites:
+                    await self._ask(name, make, scorer, at_once)
+
+    def write(self, price: Price) -> Iterator[str]:
+        """Writes results, page and lm-eval's files; yields what there is to print."""
+        shown = {name: self._on_page(name, price) for name in self._suites}
+        record: dict[str, Any] = {"format": 1, **self._identity, "suites": {}}
+        rows = []
+        for name, each in shown.items():
+            scores = each.scores.record()
+            settings = dataclasses.asdict(each.suite)
+            record["suites"][name] = scores | {"settings": settings}
+            if each.difference is not None:
+                difference = finite(each.difference._asdict()) | {"is_noise": each.difference.is_noise}
+                record["suites"][name]["difference"] = difference | {"other": str(self._other)}
+            for metric, score in each.scores.scores.items():
+                interval = f"[{score.low:.4f}, {score.high:.4f}]"
+                rows.append((name, metric, f"{score.value:.4f}", f"{score.error:.4f}", interval, each.scores.tasks))
+        write_atomic(self._folder / RESULTS, json.dumps(record, indent=1) + "\n")
+        write_atomic(self._folder / PAGE, report_page(self._choice.model, shown, str(self._other or "")))
+        write_lm_eval(self._folder / LM_EVAL, self._choice.model, self._identity["began"], shown)
+        yield text_table(("suite", "metric", "score", "error", "95 % interval", "tasks"), rows)
+        for name, each in shown.items():
+            yield f"{name}: {_failures(each)}"
+            if each.difference is not None:
+                yield f"{name} against {self._other}: {difference_words(each.difference)}"
+        yield str(self._folder / PAGE)
+
+    def _on_page(self, name: str, price: Price) -> SuiteOnPage:
+        suite, tasks = self._suites[name]
+        answers = read_answers(self._folder / name)
+        difference = compare(suite, self._compared[name], answers) if name in self._compared else None
+        return SuiteOnPage(suite, tasks, answers, score_suite(suite, tasks, answers, price), difference)
+
+    async def _ask(self, name: str, make: MakeAnswerer, scorer: Scorer, at_once: int) -> None:
+        suite, tasks = self._suites[name]
+        log = AnswerLog(self._folder / name)
+        progress = _Progress(name, suite, len(tasks) * suite.samples, log)
+        options = {"log": log, "at_once": at_once, "report": progress.add}
+        try:
+            await run_suite(tasks, self._digests[name], suite.samples, make(suite), scorer, **options)
+        finally:
+            log.close()
+        print(progress.line(), flush=True)
+
+    async def _needs_sandbox(self, pool: VerifierPool) -> bool:
+        names = {task.verifier for _, tasks in self._suites.values() for task in tasks}
+        return "episode in a sandbox" in [await pool.judges(name) for name in sorted(names)]
+
+    def _recorded(self) -> dict[str, Any]:
+        """What the folder says was asked, or what is to be asked now."""
+        path = self._folder / _RUN
+        if path.exists():
+            return json.loads(path.read_bytes())
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        return {"model": self._choice.identity(), "began": now, "asked": {}}
+
+    def _check_identity(self) -> None:
+        """Goes on only with the same model, settings and tasks; new suites may come to a folder."""
+        model, recorded = self._choice.identity(), self._identity["model"]
+        for key, value in json.loads(json.dumps(model)).items():
+            if recorded.get(key) != value:
+                raise UserError(
+                    f"{self._folder} has an evaluation of another model: its {key} was {recorded.get(key)!r}, and is "
+                    f"{value!r}; give another --workdir"
+                )
+        for name, (suite, tasks) in self._suites.items():
+            asked = json.loads(json.dumps(_asked(suite, tasks, self._digests[name])))
+            if (before := self._identity["asked"].setdefault(name, asked)) != asked:
+                keys = [key for key, value in asked.items() if before.get(key) != value]
+                raise UserError(
+                    f"{self._folder} has other answers of the suite {name!r}: its {', '.join(keys)} changed; give "
+                    "another --workdir"
+                )
+        write_atomic(self._folder / _RUN, json.dumps(self._identity, indent=1) + "\n")
+
+    def _answers_of_other(self) -> dict[str, dict[tuple[str, int], Answer]]:
+        """The answers of the other evaluation to the suites that both have."""
+        if self._other is None:
+            return {}
+        answers = {name: read_answers(self._other / name) for name in self._suites}
+        if not any(answers.values()):
+            raise UserError(f"--compare: {self._other} has no answers to {' or '.join(self._suites)}")
+        return {name: found for name, found in answers.items() if found}
+
+
+def _asked(suite: Suite, tasks: Sequence[Task], digests: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of a suite, and its tasks."""
+    return dataclasses.asdict(suite) | {"tasks": [digests[task.id] for task in tasks]}
+
+
+def _failures(shown: SuiteOnPage) -> str:
+    scores = shown.scores
+    failures = ", ".join(f"{count:,} {kind}" for kind, count in scores.failures.items())
+    difference: PairedDifference | None = shown.difference
+    warning = " (the difference is noise)" if difference is not None and difference.is_noise else ""
+    tokens = f"{scores.tokens['written']:,} tokens written, {scores.tokens['read']:,} read"
+    return f"{tokens}, {scores.seconds:,.1f} s of answers; of {scores.tasks * scores.samples:,}: {failures}{warning}"
+
+
+class _Progress:
+    """Says how far a suite is, every few seconds."""
+
+    def __init__(self, name: str, suite: Suite, total: int, log: AnswerLog):
+        self._name, self._suite, self._total, self._log = name, suite, total, log
+        self._began = self._printed = time.monotonic()
+
+    def add(self, answer: Answer) -> None:
+        if time.monotonic() - self._printed >= _INTERVAL:
+            self._printed = time.monotonic()
+            print(self.line(), flush=True)
+
+    def line(self) -> str:
+        answers = self._log.answers.values()
+        right = sum(value_of(self._suite, answer) for answer in answers) / max(1, len(answers))
+        failed = sum(bool(answer.failure) for answer in answers)
+        tokens, seconds = sum(answer.tokens for answer in answers), time.monotonic() - self._began
+        words = f"{self._name}: {len(answers):,} of {self._total:,} answers, {right:.3f} right, {tokens:,} tokens"
+        return f"{words}, {failed:,} failed, {seconds:.0f} s"

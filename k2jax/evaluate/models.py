@@ -1,0 +1,199 @@
+"""The model of an evaluation: opened once for all suites, and known again by its weights when that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from k2jax.agents.environment import EnvironmentMaker
+from k2jax.agents.registry import oracles
+from k2jax.agents.scaffolds.scripted import null_policy
+from k2jax.agents.task import Task
+from k2jax.client import ChatEndpoint, Client, HTTPClient
+from k2jax.errors import UserError
+from k2jax.evaluate.answerers import (
+    Answerer,
+    ChatAnswerer,
+    ChoiceAnswerer,
+    ModelLikelihoods,
+    PolicyAnswerer,
+    TokenAnswerer,
+    null_likelihoods,
+    oracle_likelihoods,
+    prompt_ids,
+)
+from k2jax.evaluate.suite import Suite
+from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.tokenizer import Tokenizer
+
+PROGRAMS = ("oracle", "null")
+"""Models that are none: the policy that solves a data set, and the one that says nothing."""
+_KEY = "OPENAI_API_KEY"
+_ROUND = 64
+MakeAnswerer = Callable[[Suite], Answerer]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """Which model answers, and how it is reached.
+
+    Attributes:
+        model: a checkpoint argument, a URL without /v1, ``oracle`` or ``null``.
+        api: of a server: ``chat`` for OpenAI's chat completions, ``tokens`` for completions with token ids.
+        served_model: the server's name for its model.
+        tokenizer: of a server with token ids: a checkpoint or file with its vocabulary.
+        chat_format: of conversations, see ``configured_chat``; empty is that of the checkpoint's run, or ``auto``.
+        fields: of every request to a chat endpoint, beside those of the suite.
+        slots: sequences that an engine runs at a time.
+        max_length: an engine's longest sequence; 0 is that of the longest prompt and its answer [tokens].
+    """
+
+    model: str
+    api: str = "chat"
+    served_model: str = ""
+    tokenizer: str = ""
+    chat_format: str = ""
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    slots: int = 16
+    max_length: int = 0
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the model is reached over HTTP."""
+        return self.model.startswith(("http://", "https://"))
+
+    @property
+    def is_program(self) -> bool:
+        """Whether no model answers."""
+        return self.model in PROGRAMS
+
+    def check(self, suites: Mapping[str, Suite]) -> None:
+        """Raises UserError where a setting is missing or has no meaning, or a suite asks what the model cannot give."""
+        by_text = self.is_server and self.api == "chat"
+        if self.is_server and not self.served_model:
+            raise UserError("--served_model is required with a URL: the server's name for its model")
+        if self.is_server and self.api == "tokens" and not self.tokenizer:
+            raise UserError("--tokenizer is required with --api=tokens: a checkpoint or file with the vocabulary")
+        unread = {
+            "served_model": (self.served_model, self.is_server),
+            "tokenizer": (self.tokenizer, self.is_server and not by_text),
+            "chat_format": (self.chat_format, not by_text and not self.is_program),
+            "request": (self.fields, by_text),
+            "max_length": (self.max_length, not self.is_server and not self.is_program),
+        }
+        for name, (value, is_read) in unread.items():
+            if value and not is_read:
+                raise UserError(f"--{name} is not read with --model={self.model}; leave it out")
+        for name, suite in suites.items():
+            if by_text and suite.method == "choices":
+                raise UserError(f"{name}: a chat endpoint gives no log-probabilities of choices; use --api=tokens")
+            if (by_text or self.is_program) and "best" in suite.metrics:
+                raise UserError(f"{name}: the metric best needs log-probabilities; use a checkpoint or --api=tokens")
+
+    def identity(self) -> dict[str, Any]:
+        """What has to be the same where an evaluation goes on: the model and, of files, the weights themselves."""
+        named = ("model", "api", "served_model", "tokenizer", "chat_format", "fields", "max_length")
+        known = {name: getattr(self, name) for name in named}
+        return known | {"weights": [] if self.is_server or self.is_program else _weights(self.model)}
+
+
+@contextlib.asynccontextmanager
+async def open_model(
+    choice: ModelChoice, suites: Mapping[str, tuple[Suite, Sequence[Task]]], environments: EnvironmentMaker
+) -> AsyncIterator[MakeAnswerer]:
+    """What makes the answerer of each suite, over one engine or server.
+
+    Args:
+        choice: which model.
+        suites: with their tasks, whose lengths an engine is made for.
+        environments: makes the surroundings of episodes.
+
+    Raises:
+        UserError: the model cannot be opened.
+    """
+    if choice.is_program:
+        yield lambda suite: _program(choice.model, suite, environments)
+        return
+    key = os.environ.get(_KEY) or None
+    if choice.is_server and choice.api == "chat":
+        async with ChatEndpoint(choice.model, choice.served_model, api_key=key) as endpoint:
+            yield lambda suite: ChatAnswerer(suite, endpoint, environments, choice.fields)
+        return
+    tokenizer, chat = _vocabulary(choice)
+    async with contextlib.AsyncExitStack() as opened:
+        if choice.is_server:
+            client: Client = await opened.enter_async_context(
+                HTTPClient(choice.model, choice.served_model, api_key=key, version=0)
+            )
+        else:
+            client = opened.enter_context(_engine(choice, _longest(suites, chat), suites))
+
+        def make(suite: Suite) -> Answerer:
+            if suite.method == "choices":
+                return ChoiceAnswerer(ModelLikelihoods(suite, client, chat, tokenizer))
+            return TokenAnswerer(suite, client, chat, tokenizer, environments)
+
+        yield make
+
+
+def _program(name: str, suite: Suite, environments: EnvironmentMaker) -> Answerer:
+    if suite.method == "choices":
+        return ChoiceAnswerer(oracle_likelihoods if name == "oracle" else null_likelihoods)
+    return PolicyAnswerer(oracles.get(suite.dataset) if name == "oracle" else null_policy, environments)
+
+
+def _vocabulary(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
+    from k2jax.checkpoint import run_config, run_folder
+    from k2jax.convert.loading import tokenizer_of
+
+    tokenizer, kind = tokenizer_of(choice.tokenizer or choice.model), choice.chat_format
+    folder = None if choice.is_server else run_folder(choice.model)
+    if not kind and folder is not None and (folder / "checkpoints").is_dir():
+        kind = run_config(folder).data.chat_format
+    try:
+        return tokenizer, configured_chat(tokenizer, kind or "auto")
+    except UserError as error:
+        raise UserError(f"{error}; of a base model, --chat_format=plain asks without markup") from None
+
+
+def _longest(suites: Mapping[str, tuple[Suite, Sequence[Task]]], chat: ChatFormat) -> int:
+    """Length of the longest prompt with its answer, as far as the suites' contexts let them be."""
+    longest = 0
+    for suite, tasks in suites.values():
+        lengths = [len(prompt_ids(task, chat)) + suite.max_tokens for task in tasks]
+        longest = max(longest, min(max(lengths), suite.context or max(lengths)))
+    return -(-longest // _ROUND) * _ROUND
+
+
+@contextlib.contextmanager
+def _engine(choice: ModelChoice, longest: int, suites: Mapping[str, tuple[Suite, Sequence[Task]]]):
+    """The client of an engine of a checkpoint, which ends with the block."""
+    several = [name for name, (_, tasks) in suites.items() if any(task.environment != "single_turn" for task in tasks)]
+    if several and not choice.max_length:
+        raise UserError(f"{several[0]} has episodes of several turns: say with --max_length how long they may become")
+    from k2jax.inference import Worker
+    from k2jax.inference.client import EngineClient
+    from k2jax.inference.loading import load_engine
+
+    worker = Worker(load_engine(choice.model, slots=choice.slots, max_length=choice.max_length or longest))
+    try:
+        yield EngineClient(worker)
+    finally:
+        worker.stop()
+
+
+def _weights(checkpoint: str) -> list[Any]:
+    """The step of a run, or names, sizes and times of the files of a folder; of a packaged model its name says all."""
+    from k2jax.checkpoint import checkpoint_step, run_folder
+
+    path = Path(checkpoint)
+    if (run_folder(path) / "checkpoints").is_dir():
+        return [checkpoint_step(path).name]
+    if not path.exists():
+        return []
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]

@@ -1,0 +1,208 @@
+"""The scores of a suite from its answers, with errors clustered by task, and what they took; comparison of two runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from k2jax.agents.task import Task
+from k2jax.errors import UserError
+from k2jax.evaluate.pass_at_k import pass_at_k, pass_hat_k
+from k2jax.evaluate.statistics import (
+    MeanEstimate,
+    PairedDifference,
+    best_of_n,
+    cluster_bootstrap,
+    clustered_mean,
+    majority_vote,
+    paired_difference,
+)
+from k2jax.evaluate.suite import Suite
+from k2jax.evaluate.suite_run import Answer
+from k2jax.evaluate.votes import VOTES
+
+Answers = Mapping[tuple[str, int], Answer]
+
+
+class Price(NamedTuple):
+    """What tokens cost, in a currency of the user's.
+
+    Attributes:
+        read: for a million tokens of prompts.
+        written: for a million tokens of answers.
+    """
+
+    read: float = 0.0
+    written: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SuiteScores:
+    """What came of a suite.
+
+    Attributes:
+        scores: by metric; ``accuracy`` comes first.
+        domains: accuracy by domain of the tasks, where there are several.
+        bootstrap_error: standard error of the accuracy by drawing tasks with replacement, as a check.
+        tasks: their number.
+        samples: answers to each.
+        tokens: ``read`` and ``written``, and the mean of those that were written for an answer.
+        seconds: that all answers took together [s].
+        cost: of the tokens.
+        failures: numbers of answers: ``machine`` and ``too long``, which count as wrong, and ``cut``, which were judged
+            as far as their verifiers judge what was cut.
+    """
+
+    scores: dict[str, MeanEstimate]
+    domains: dict[str, MeanEstimate]
+    bootstrap_error: float
+    tasks: int
+    samples: int
+    tokens: dict[str, float]
+    seconds: float
+    cost: float
+    failures: dict[str, int]
+
+    def record(self) -> dict[str, Any]:
+        """All of it as JSON values; what is not known or not bounded is None."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("scores", "domains"):
+            values[name] = {key: finite(each._asdict()) for key, each in values[name].items()}
+        return finite(values)
+
+
+def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Price) -> SuiteScores:
+    """The scores of a suite whose answers are all there.
+
+    Args:
+        suite: says what is measured, and what is right.
+        tasks: of the suite.
+        answers: by task and sample.
+        price: of tokens.
+
+    Raises:
+        UserError: a metric needs what the answers do not have.
+    """
+    of_tasks = [[answers[task.id, sample] for sample in range(suite.samples)] for task in tasks]
+    every = [answer for of_task in of_tasks for answer in of_task]
+    right_TK = np.array([[value_of(suite, answer) for answer in of_task] for of_task in of_tasks], float)
+    clusters = np.repeat(np.arange(len(tasks)), suite.samples).tolist()
+    right = right_TK.ravel().tolist()
+    scores = {"accuracy": clustered_mean(right, clusters)}
+    if any(answer.score != mark for answer, mark in zip(every, right, strict=True)):
+        scores["reward"] = clustered_mean([answer.score for answer in every], clusters)
+    for name in sorted(set().union(*(answer.parts for answer in every))):
+        scores[f"part/{name}"] = clustered_mean([answer.parts.get(name, 0.0) for answer in every], clusters)
+    for name, of_task in _metrics(suite):
+        values = [of_task(task, group, marks) for task, group, marks in zip(tasks, of_tasks, right_TK, strict=True)]
+        scores[name] = clustered_mean(values, range(len(values)))
+    written, read = (sum(getattr(answer, name) for answer in every) for name in ("tokens", "prompt_tokens"))
+    return SuiteScores(
+        scores=scores,
+        domains=_domains(tasks, right_TK),
+        bootstrap_error=cluster_bootstrap(right, clusters).error,
+        tasks=len(tasks),
+        samples=suite.samples,
+        tokens={"read": read, "written": written, "mean": written / len(every)},
+        seconds=math.fsum(answer.seconds for answer in every),
+        cost=(read * price.read + written * price.written) / 1e6,
+        failures={
+            **{kind: sum(answer.failure == kind for answer in every) for kind in ("machine", "too long")},
+            "cut": sum(answer.cut for answer in every),
+        },
+    )
+
+
+def is_right(suite: Suite, answer: Answer) -> bool:
+    """Whether an answer is right."""
+    return not answer.failure and answer.score >= suite.correct
+
+
+def compare(suite: Suite, before: Answers, after: Answers) -> PairedDifference:
+    """How much better the answers after are than those before, by accuracy, on the tasks that both have.
+
+    Raises:
+        UserError: the runs have no task in common, or asked one of them differently.
+    """
+    digests = {answer.task: answer.digest for answer in before.values()}
+    for answer in after.values():
+        if digests.get(answer.task, answer.digest) != answer.digest:
+            raise UserError(f"the other run has another task {answer.task!r}: its prompt or verifier differs")
+    try:
+        found = paired_difference(*(_by_task(suite, answers.values()) for answers in (before, after)))
+        return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))  # of shares
+    except ValueError as error:
+        raise UserError(f"{error}: nothing can be compared") from None
+
+
+def finite(value: Any) -> Any:
+    """JSON values with None in the place of numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _by_task(suite: Suite, answers: Iterable[Answer]) -> dict[str, list[float]]:
+    found = defaultdict(list)
+    for answer in answers:
+        found[answer.task].append(value_of(suite, answer))
+    return found
+
+
+def value_of(suite: Suite, answer: Answer) -> float:
+    """What an answer adds to the accuracy: 1 or 0, or of equally likely choices the share of the right one."""
+    if suite.method == "choices":
+        return 0.0 if answer.failure else answer.score
+    return float(is_right(suite, answer))
+
+
+def _domains(tasks: Sequence[Task], right_TK: np.ndarray) -> dict[str, MeanEstimate]:
+    places = defaultdict(list)
+    for place, task in enumerate(tasks):
+        places[task.domain].append(place)
+    if len(places) < 2:
+        return {}
+    samples = right_TK.shape[1]
+    return {
+        domain: clustered_mean(right_TK[found].ravel(), np.repeat(found, samples).tolist())
+        for domain, found in sorted(places.items())
+    }
+
+
+_OfTask = Callable[[Task, Sequence[Answer], np.ndarray], float]
+
+
+def _metrics(suite: Suite) -> list[tuple[str, _OfTask]]:
+    """Names of the suite's metrics over several samples, and what gives each for a task."""
+    k, found = suite.samples, []
+    sizes = sorted({min(k, 1 << power) for power in range(1, k.bit_length() + 1)})
+    for name, estimate in (("pass@", pass_at_k), ("pass^", pass_hat_k)):
+        if {"pass@": "pass", "pass^": "pass_hat"}[name] in suite.metrics:
+            found += [(f"{name}{size}", _over_samples(estimate, size)) for size in sizes]
+    if "majority" in suite.metrics:
+        found.append((f"majority@{k}", _majority))
+    if "best" in suite.metrics:
+        found += [(f"best@{size}", _best(size)) for size in sizes]
+    return found
+
+
+def _over_samples(estimate: Callable[..., Any], size: int) -> _OfTask:
+    return lambda task, answers, marks: estimate([int(marks.sum())], [len(marks)], size).value
+
+
+def _majority(task: Task, answers: Sequence[Answer], marks: np.ndarray) -> float:
+    votes = [None if answer.failure else VOTES[task.verifier](answer.text) for answer in answers]
+    return majority_vote(votes, marks.astype(bool).tolist())
+
+
+def _best(size: int) -> _OfTask:
+    def of_task(task: Task, answers: Sequence[Answer], marks: np.ndarray) -> float:
+        values = [-math.inf if answer.likelihood is None else answer.likelihood for answer in answers]
+        return best_of_n(values, marks, size)
+
+    return of_task

@@ -1,0 +1,224 @@
+"""Asks a suite's tasks and keeps every answer on disk before it counts, so that a killed evaluation goes on.
+
+A machine's failure is tried again three times. An answer for which that does not help counts as wrong and is counted
+apart; the same command asks for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import json
+from pathlib import Path
+import time
+from typing import Any, Literal
+
+from k2jax.agents.scorer import Scorer
+from k2jax.agents.task import Task
+from k2jax.client import PromptTooLongError
+from k2jax.errors import InfrastructureError, UserError
+from k2jax.evaluate.answerers import Answerer, Given, failed_episode
+from k2jax.files.append_log import AppendLog, ChecksummedLines, read_log
+from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory.types import NO_TURN
+
+FILE = "answers.jsonl"
+RETRIES = 3
+"""Times that an answer is tried again which a machine's failure has prevented."""
+_HOPELESS = 8
+"""Answers that fail at the beginning, with none that does not, after which nothing more is asked."""
+Failure = Literal["", "machine", "too long"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer with its verdict.
+
+    Attributes:
+        task: id of the task.
+        sample: number among the answers to this task.
+        digest: of the task as it was asked.
+        score: the reward; 0 of a failure.
+        parts: of the reward, by name.
+        info: what explains the verdict.
+        cut: whether a budget or the length of answers has ended it.
+        messages: of the episode, instruction first.
+        text: of the last answer.
+        prompt_tokens: that the model read.
+        tokens: that it wrote.
+        likelihood: mean log-probability of those [nats]; None where it is not known.
+        seconds: that it took, of the try that counts [s].
+        tries: that it took.
+        failure: ``machine``; ``too long`` of a prompt that does not fit; or empty.
+        error: why it failed.
+    """
+
+    task: str
+    sample: int
+    digest: str
+    score: float
+    parts: dict[str, float]
+    info: dict[str, Any]
+    cut: bool
+    messages: list[dict[str, Any]]
+    text: str
+    prompt_tokens: int
+    tokens: int
+    likelihood: float | None
+    seconds: float
+    tries: int
+    failure: Failure = ""
+    error: str = ""
+
+
+class AnswerLog:
+    """The answers of a suite in a folder, which one process at a time may write.
+
+    Args:
+        folder: of the suite; it is created.
+
+    Attributes:
+        answers: by id of the task and number of the sample; a later one takes the place of an earlier one.
+
+    Raises:
+        UserError: another process writes it, or it is damaged.
+    """
+
+    def __init__(self, folder: Path):
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self._log = AppendLog(folder / FILE, _AnswerLines())
+        self._log.open(lambda record: self._keep(Answer(**record)))
+
+    def append(self, answer: Answer) -> None:
+        """Adds an answer; once this returns, no death of the process loses it."""
+        self._log.append(dataclasses.asdict(answer))
+        self._keep(answer)
+
+    def close(self) -> None:
+        """Lets another process write."""
+        self._log.close()
+
+    def _keep(self, answer: Answer) -> None:
+        self.answers[answer.task, answer.sample] = answer
+
+
+def read_answers(folder: Path) -> dict[tuple[str, int], Answer]:
+    """The answers in a suite's folder by task and sample; none where there is no file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = folder / FILE
+    answers = (Answer(**record) for record in read_log(path, _AnswerLines())) if path.exists() else ()
+    return {(answer.task, answer.sample): answer for answer in answers}
+
+
+class _AnswerLines(ChecksummedLines):
+    remedy = "delete the file to ask again"
+
+
+async def run_suite(
+    tasks: Sequence[Task],
+    digests: dict[str, str],
+    samples: int,
+    answerer: Answerer,
+    scorer: Scorer,
+    *,
+    log: AnswerLog,
+    at_once: int,
+    report: Callable[[Answer], None],
+) -> None:
+    """Asks for all answers that are not in the log, or that a machine prevented.
+
+    Args:
+        tasks: of the suite.
+        digests: checksum of each by id.
+        samples: answers to each.
+        answerer: who answers.
+        scorer: judges.
+        log: of the answers.
+        at_once: answers at a time.
+        report: is told of every new answer.
+
+    Raises:
+        UserError: a task cannot be asked or judged at all, or nothing but failures comes at first.
+    """
+    waiting = iter(_missing(tasks, samples, log))
+    counts = {"failed": 0, "answered": 0}
+
+    async def work() -> None:
+        for place, task, sample in waiting:
+            answer = await _answered(task, place, sample, digests[task.id], answerer, scorer)
+            log.append(answer)
+            report(answer)
+            counts["failed" if answer.failure == "machine" else "answered"] += 1
+            if counts["failed"] >= _HOPELESS and not counts["answered"]:
+                raise UserError(f"the first {counts['failed']} answers all failed, the last with {answer.error}")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(work())
+    except* UserError as errors:
+        raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _missing(tasks: Sequence[Task], samples: int, log: AnswerLog) -> Iterator[tuple[int, Task, int]]:
+    """Place, task and sample of what is to be asked; the first samples of all tasks come first."""
+    for sample in range(samples):
+        for place, task in enumerate(tasks):
+            known = log.answers.get((task.id, sample))
+            if known is None or known.failure == "machine":
+                yield place, task, sample
+
+
+async def _answered(task: Task, place: int, sample: int, digest: str, answerer: Answerer, scorer: Scorer) -> Answer:
+    """An answer with its verdict, after up to ``RETRIES`` more tries."""
+    for tries in range(1, RETRIES + 2):
+        began = time.monotonic()
+        try:
+            given = await answerer.answer(task, place, sample)
+            failure = await _judged(task, given.trajectory, scorer)
+        except PromptTooLongError as error:
+            given, failure = Given(failed_episode(task, place, sample, error), 0, 0), "too long"
+        except InfrastructureError as error:
+            given, failure = Given(failed_episode(task, place, sample, error), 0, 0), "machine"
+        if failure != "machine" or tries > RETRIES:
+            break
+    trajectory, reward = given.trajectory, given.trajectory.reward or Reward(0.0)
+    return Answer(
+        task=task.id,
+        sample=sample,
+        digest=digest,
+        score=0.0 if failure else float(reward.value),
+        parts=dict(reward.parts),
+        info=json.loads(json.dumps(dict(reward.info))),
+        cut=trajectory.status == "truncated",
+        messages=[dict(node.message) for node in trajectory.nodes if node.message is not None],
+        text=_last_answer(trajectory),
+        prompt_tokens=given.prompt_tokens,
+        tokens=given.tokens,
+        likelihood=given.likelihood,
+        seconds=time.monotonic() - began,
+        tries=tries,
+        failure=failure,
+        error=trajectory.error if failure else "",
+    )
+
+
+async def _judged(task: Task, trajectory: Trajectory, scorer: Scorer) -> Failure:
+    """Gives an episode its reward; says whether a machine has prevented that."""
+    if trajectory.status in ("finished", "truncated") and trajectory.reward is None:
+        await scorer.judge(task, trajectory)
+    return "machine" if trajectory.status == "masked" else ""
+
+
+def _last_answer(trajectory: Trajectory) -> str:
+    sampled = [node.message for node in trajectory.nodes if node.turn != NO_TURN and node.message is not None]
+    return str(sampled[-1].get("content") or "") if sampled else ""
