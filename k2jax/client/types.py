@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from k2jax.client.constraint import Constraint
 from k2jax.errors import UserError
 
 MAX_TOP_LOGPROBS = 20
@@ -38,6 +39,7 @@ class Sampling:
         top_logprobs: number of alternatives to report per token, at most MAX_TOP_LOGPROBS.
         prompt_logprobs: also report the log-probability of every prompt token but the first, with as many alternatives.
         return_experts: also report the experts that every token was routed to.
+        constraint: the grammar that the completion obeys; None for any text.
     """
 
     max_tokens: int = 256
@@ -51,6 +53,7 @@ class Sampling:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     return_experts: bool = False
+    constraint: Constraint | None = None
 
     def check(self) -> None:
         """Raises UserError for a value out of range."""
@@ -73,13 +76,14 @@ class Completion(NamedTuple):
 
     Attributes:
         tokens: int32 ``[T]``, a stop token included.
-        logprobs: float32 ``[T]``, under softmax(logits / temperature) over the whole vocabulary; with temperature 0
-            under softmax(logits).
+        logprobs: float32 ``[T]``, under softmax(logits / temperature) over the whole vocabulary, or over those tokens
+            of it that a constraint allows; with temperature 0 under softmax(logits).
         versions: int64 ``[T]``, of the weights that chose each token; UNKNOWN_VERSION where that is not known.
         finish: ``stop`` (a stop token, or ``on_token`` returned True), ``length`` (``max_tokens`` or the engine's
             longest sequence) or ``cancelled``: the engine ended it, and ``generate(resume=...)`` continues.
         experts: int16 ``[P + T - 1, expert layers, active experts]``, the experts of every token that was fed to the
             model (the prompt and all generated tokens but the last), where ``Sampling.return_experts`` asks for them.
+        free_logprobs: float32 ``[T]``, over the whole vocabulary, where a constraint has left less of it; else None.
     """
 
     tokens: np.ndarray
@@ -87,6 +91,7 @@ class Completion(NamedTuple):
     versions: np.ndarray
     finish: str
     experts: np.ndarray | None = None
+    free_logprobs: np.ndarray | None = None
 
 
 class Client:
@@ -163,6 +168,8 @@ def new_completion(
     finish: str,
     resume: Completion | None = None,
     experts: np.ndarray | None = None,
+    *,
+    free_logprobs: Sequence[float] | None = None,
 ) -> Completion:
     """A completion whose first tokens are those of ``resume``, with what is known about them there.
 
@@ -173,12 +180,16 @@ def new_completion(
         finish: finish reason.
         resume: what the request began with.
         experts: of prompt and tokens, see Completion.
+        free_logprobs: of all tokens, see Completion; those of resumed ones are not read.
     """
+    free = None if free_logprobs is None else np.array(free_logprobs, np.float32)
     arrays = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int64)
     if resume is not None:
         resumed = len(resume.tokens)
         arrays[1][:resumed], arrays[2][:resumed] = resume.logprobs, resume.versions
+        if free is not None:
+            free[:resumed] = resume.logprobs if resume.free_logprobs is None else resume.free_logprobs
         if experts is not None and resume.experts is not None:
             # The routes that chose a token are those of its own time, not of a later recomputation.
             experts = np.concatenate([resume.experts, experts[len(resume.experts) :]])
-    return Completion(*arrays, finish, experts)
+    return Completion(*arrays, finish, experts, free)

@@ -119,6 +119,17 @@ class BatchRows(NamedTuple):
                 is_placed[row, start - first : stop - first] = True
         return MediaRows(rows, is_placed)
 
+    def mask(self, vocab: int) -> np.ndarray | None:
+        """Which tokens each row may draw, see ``sampler.sample``; None where all may draw every token."""
+        constrained = [(s.request.constraint, row) for s, row, _ in self.used if s.request.constraint is not None]
+        constrained = [(constraint, row) for constraint, row in constrained if constraint.excludes]
+        if not constrained:
+            return None
+        words = np.full((self.count, -(-vocab // 32)), ~np.uint32(0))
+        for constraint, row in constrained:
+            constraint.fill(words[row])
+        return words
+
     def choice(self) -> Choice:
         """How each row draws."""
         asked, generated = [_EMPTY] * self.count, [0] * self.count

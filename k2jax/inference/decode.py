@@ -61,6 +61,7 @@ def decode(
     rows: Continuation,
     choice: Choice,
     steps: Array,
+    mask: Array | None = None,
     *,
     config: ModelConfig,
     return_experts: bool = False,
@@ -77,19 +78,20 @@ def decode(
         rows: the sequences.
         choice: how the first token of each is drawn; random numbers of the following continue.
         steps: int32, the most tokens of a row, over all devices.
+        mask: as of ``sampler.sample``, the same in every step; None allows all tokens.
         config: the architecture.
         return_experts: whether the chosen experts are returned.
         mesh: of ``inference.mesh``; None is one device.
     """
     local = functools.partial(_decode_rows, config=config, return_experts=return_experts)
     if mesh is None:
-        return local(params, cache, rows, choice, steps)
+        return local(params, cache, rows, choice, steps, mask)
     return jax.shard_map(
         functools.partial(local, experts=make_experts(config, mesh)),
         mesh=mesh,
-        in_specs=(param_specs(params, config, mesh), CACHE, ROWS, ROWS, PartitionSpec()),
+        in_specs=(param_specs(params, config, mesh), CACHE, ROWS, ROWS, PartitionSpec(), ROWS),
         out_specs=DecodeOutput(TOKENS, TOKENS, CACHE),
-    )(params, cache, rows, choice, steps)
+    )(params, cache, rows, choice, steps, mask)
 
 
 def _decode_rows(
@@ -98,6 +100,7 @@ def _decode_rows(
     rows: Continuation,
     choice: Choice,
     steps: Array,
+    mask: Array | None,
     *,
     config: ModelConfig,
     return_experts: bool,
@@ -113,7 +116,7 @@ def _decode_rows(
         row = jnp.where(is_real, page * size + position % size, SCRATCH_PAGE * size)
         chunk = Chunk(tokens[:, None], is_real.astype(jnp.int32), position, rows.pages, row[:, None])
         hidden, cache, chosen = forward_cached(params, cache, chunk, config, experts, return_experts=return_experts)
-        drawn = sample(last_logits(params, hidden, chunk), choice._replace(index=choice.index + step))
+        drawn = sample(last_logits(params, hidden, chunk), choice._replace(index=choice.index + step), mask)
         return cache, (drawn, as_routes(chosen, chunk.tokens)[:, 0])
 
     def body(state: tuple[Array, Array, Array, tuple]) -> tuple[Array, Array, Array, tuple]:
@@ -126,6 +129,7 @@ def _decode_rows(
     zeros = lambda dtype, *shape: jnp.zeros_like(rows.tokens, shape=(STEPS, len(rows.tokens), *shape), dtype=dtype)  # noqa: E731
     top, routes = min(MAX_TOP_LOGPROBS, config.vocab), (config.layers - config.dense_layers, config.moe.active_experts)
     drawn = Drawn(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.int32, top), zeros(jnp.float32, top))
+    drawn = drawn._replace(free_logprobs=None if mask is None else zeros(jnp.float32))
     none = (drawn, zeros(jnp.int16, *(routes if return_experts else (0, 0))))
     _, cache, _, outputs = lax.while_loop(
         lambda state: state[0] < steps, body, (jnp.zeros_like(steps), cache, rows.tokens, none)

@@ -18,6 +18,7 @@ from k2jax.client import Sampling
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
 from k2jax.inference import shapes
+from k2jax.inference.constraints import start_constraint
 from k2jax.inference.decode import STEPS
 from k2jax.inference.media import PlacedChunk, check_media
 from k2jax.inference.programs import Programs, RowResult
@@ -26,12 +27,15 @@ from k2jax.inference.request import Request, State, checked_ids
 from k2jax.inference.scheduler import Scheduler, Sequence, by_media
 from k2jax.inference.stats import EngineStats
 from k2jax.inference.weights import EngineWeights, Leaves
+from k2jax.text.constrained import Grammars
 
 OnRequest = Callable[[Request], "bool | None"]
 
 
 class Engine:
     """Generates for many requests at a time. Not thread-safe; see ``worker.Worker``.
+
+    Requests with a constraint need ``grammars`` of the vocabulary, which are the caller's to set.
 
     Example:
         >>> engine = Engine(model.config, params)
@@ -82,9 +86,9 @@ class Engine:
         self._weights = self._programs.weights
         own = slots // sizes.devices, sizes.pages // sizes.devices  # of each device
         self._scheduler = Scheduler(sizes.devices, *own, page_size)
-        self._waiting: deque[Request] = deque()
-        self._paused: dict[Request, None] = {}
-        self._generated = self._prompt_tokens = self._cached_tokens = self._steps = self._preemptions = 0
+        self._waiting, self._paused = deque[Request](), dict[Request, None]()
+        self.grammars: Grammars | None = None
+        self._tokens_generated = self._prompt_tokens = self._prompt_tokens_cached = self._steps = self._preemptions = 0
         self._decode_steps = self._decode_tokens = self._prefill_tokens = 0
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ class Engine:
         Raises:
             PromptTooLongError: the prompt is as long as the longest sequence.
             UserError: media of a model that reads none, or of other sizes than it takes; an empty prompt, an id outside
-                the vocabulary, a sampling parameter out of range.
+                the vocabulary, a sampling parameter out of range, a constraint that cannot be compiled.
         """
         sampling.check()
         prompt, generated = checked_ids(prompt, generated, sampling, self.model, self.max_length)
@@ -119,6 +123,7 @@ class Engine:
             raise UserError("the prompt has images or video, and this engine has no weights of a tower to read them")
         check_media(media, len(prompt), self.model)
         request = Request(prompt, sampling, on_token, tuple(media))
+        request.constraint = start_constraint(sampling, self.grammars, self.model.vocab)
         request.resume_after(generated)
         return request
 
@@ -253,23 +258,16 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
+        counts = ("tokens_generated", "prompt_tokens", "prompt_tokens_cached", "steps", "preemptions")
+        counts += ("decode_steps", "decode_tokens", "prefill_tokens")
         return EngineStats(
             slots=self.slots,
             running=len(self._scheduler.running),
             waiting=len(self._waiting),
             paused=len(self._paused),
-            pages=self._scheduler.pages,
-            pages_in_use=self._scheduler.pages_in_use,
-            pages_cached=self._scheduler.pages_cached,
-            tokens_generated=self._generated,
-            prompt_tokens=self._prompt_tokens,
-            prompt_tokens_cached=self._cached_tokens,
-            steps=self._steps,
+            **{name: getattr(self._scheduler, name) for name in ("pages", "pages_in_use", "pages_cached")},
             images_computed=self._programs.features.computed,
-            preemptions=self._preemptions,
-            decode_steps=self._decode_steps,
-            decode_tokens=self._decode_tokens,
-            prefill_tokens=self._prefill_tokens,
+            **{name: getattr(self, f"_{name}") for name in counts},
         )
 
     # --- one step ---------------------------------------------------------------------------------------------------
@@ -289,8 +287,8 @@ class Engine:
             self._run(*self._prefill_batch(prompts))
         shown, text = by_media([sequence for sequence in self._scheduler.running if sequence.pending == 1], 1)
         self._run(self._with_room(shown, 1), 1)
-        # The next chunk of a prompt waits for one token, not for several.
-        self._decode(text, 1 if any(sequence.pending > 1 for sequence in self._scheduler.running) else STEPS)
+        # The next chunk of a prompt waits for one token, not for several, and so does the mask of the next one.
+        self._decode(text, 1 if any(s.pending > 1 or s.request.is_masked for s in self._scheduler.running) else STEPS)
 
     def _admit(self) -> None:
         while self._waiting:
@@ -302,7 +300,7 @@ class Engine:
             request.state = State.RUNNING
             if not request.admitted:
                 request.admitted, request.cached_tokens = True, min(sequence.computed, len(request.prompt))
-                self._cached_tokens += request.cached_tokens
+                self._prompt_tokens_cached += request.cached_tokens
 
     def _prefill_batch(self, prompts: list[Sequence]) -> tuple[list[Sequence], int]:
         """The oldest prompts, as many as one program takes at the width that suits the first of them.
@@ -339,11 +337,11 @@ class Engine:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
         if not sequences:
             return
-        results, before = self._programs.run(sequences, width), self._generated
+        results, before = self._programs.run(sequences, width), self._tokens_generated
         self._take(results)
         if width == 1:
             self._decode_steps += 1
-            self._decode_tokens += self._generated - before
+            self._decode_tokens += self._tokens_generated - before
         else:
             self._prefill_tokens += sum(result.count for result in results)
 
@@ -352,11 +350,12 @@ class Engine:
         sequences = self._with_room(sequences, 1)
         limits = {sequence: min(steps, sequence.request.max_new_tokens(self.max_length)) for sequence in sequences}
         counts = {sequence: self._scheduler.extend(sequence, count) for sequence, count in limits.items()}
-        before = self._generated
-        for results in self._programs.decode(counts) if counts else ():
-            self._take(results)
+        before = self._tokens_generated
+        for step, results in enumerate(self._programs.decode(counts) if counts else ()):
+            # Where a constraint began to apply, what was drawn behind that without its mask is dropped.
+            self._take([each for each in results if not (step and each.sequence.request.is_masked)])
             self._decode_steps += 1
-        self._decode_tokens += self._generated - before
+        self._decode_tokens += self._tokens_generated - before
 
     def _take(self, results: list[RowResult]) -> None:
         for result in results:
@@ -374,12 +373,13 @@ class Engine:
 
     def _append(self, result: RowResult) -> None:
         request = result.sequence.request
-        request.append(result.token, result.logprob, self.version)
-        result.sequence.ids.append(result.token)
-        self._generated += 1
-        if request.sampling.top_logprobs:
-            request.top_logprobs.append(top_pairs(*result.top)[: request.sampling.top_logprobs])
-        reason = request.reached_end(self.max_length)
+        if (reason := request.closed) is None:
+            request.append(result.token, result.logprob, self.version, result.free_logprob)
+            result.sequence.ids.append(result.token)
+            self._tokens_generated += 1
+            if request.sampling.top_logprobs:
+                request.top_logprobs.append(top_pairs(*result.top)[: request.sampling.top_logprobs])
+            reason = request.reached_end(self.max_length)
         if reason is not None:
             self._release(request)
             self._finish(request, reason)

@@ -42,6 +42,7 @@ class RowResult:
         experts: int16 ``[count, expert layers, active experts]`` of these ids, or None.
         token: the id that was drawn after them, or None where ids of the sequence are still pending.
         logprob: of the token.
+        free_logprob: of the token without its mask; None where no row of the program has one.
         top: the most likely ids ``[K]`` and their log-probabilities ``[K]``; None where they are not asked for.
     """
 
@@ -52,6 +53,7 @@ class RowResult:
     _: dataclasses.KW_ONLY
     token: int | None = None
     logprob: float = 0.0
+    free_logprob: float | None = None
     top: tuple[np.ndarray, np.ndarray] | None = None
 
 
@@ -121,7 +123,8 @@ class Programs:
         self._cache = output.cache
         drawn = None
         if any(rows.done()):
-            drawn = self._executables.run(sample, (), (output.logits, self._place(rows.choice())))
+            inputs = output.logits, self._place(rows.choice()), self._place(rows.mask(self._model.vocab))
+            drawn = self._executables.run(sample, (), inputs)
         scores, experts = fetch(output.scores) if scored else None, fetch(output.experts) if routed else None
         return _results(rows, scores, experts, _fetch_drawn(drawn, rows))
 
@@ -138,7 +141,8 @@ class Programs:
         limit = place(np.array(steps, np.int32), PartitionSpec(), self._mesh)
         variant = {"config": self._model, "return_experts": routed, "mesh": self._mesh}
         held = self._decoder, self._take_cache()
-        output = self._executables.run(decode, held, (*arguments, limit), **variant)
+        mask = self._place(rows.mask(self._model.vocab))
+        output = self._executables.run(decode, held, (*arguments, limit, mask), **variant)
         self._cache = output.cache
         drawn, experts = _fetch_drawn(output.drawn, rows), fetch(output.experts) if routed else None
         for step in range(steps):
@@ -178,7 +182,7 @@ def _fetch_drawn(drawn: Drawn | None, rows: BatchRows) -> Drawn | None:
     """NumPy arrays; of the alternatives only where any sequence asks for them."""
     if drawn is None or rows.asks(lambda sampling: sampling.top_logprobs > 0):
         return drawn and fetch(drawn)
-    return Drawn(*fetch(drawn[:2]), None, None)
+    return fetch(drawn._replace(top_ids=None, top_logprobs=None))
 
 
 def _results(
@@ -186,6 +190,7 @@ def _results(
 ) -> list[RowResult]:
     # One conversion to Python's numbers for a whole batch.
     tokens, chosen = (drawn.tokens.tolist(), drawn.logprobs.tolist()) if drawn is not None else ((), ())
+    free = None if drawn is None or drawn.free_logprobs is None else drawn.free_logprobs.tolist()
     results = []
     for sequence, row, count in rows.used:
         asked = sequence.request.sampling
@@ -194,6 +199,7 @@ def _results(
         result = RowResult(sequence, count, own, routes)
         if drawn is not None and count == sequence.pending:
             top = (drawn.top_ids[row], drawn.top_logprobs[row]) if asked.top_logprobs else None
-            result = dataclasses.replace(result, token=tokens[row], logprob=chosen[row], top=top)
+            new = {"token": tokens[row], "logprob": chosen[row], "free_logprob": free and free[row], "top": top}
+            result = dataclasses.replace(result, **new)
         results.append(result)
     return results

@@ -12,6 +12,7 @@ import numpy as np
 from k2jax.client import UNKNOWN_VERSION, Completion, OnToken, PromptTooLongError, Sampling, new_completion
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
+from k2jax.inference.constraints import ConstraintState
 from k2jax.inference.media import PlacedChunk
 
 
@@ -41,6 +42,8 @@ class Request:
         tokens: int32, generated ones, after those that the request was submitted with.
         logprobs: float32, of ``tokens``; see ``Completion.logprobs``. NaN for those that it was submitted with.
         versions: int64, of the weights that chose each of ``tokens``; UNKNOWN_VERSION for those it was submitted with.
+        free_logprobs: float32, of ``tokens`` without the constraint's mask; empty for a request without a constraint.
+        constraint: where the tokens stand in the grammar that they obey; None where it asks for none.
         top_logprobs: of each generated token the most likely tokens (id, log-probability), best first; empty unless
             ``Sampling.top_logprobs`` asks for them.
         prompt_logprobs: float32, of ``prompt[1:]``, where asked for.
@@ -62,6 +65,8 @@ class Request:
     tokens: array[int] = dataclasses.field(default_factory=lambda: array("i"))
     logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
     versions: array[int] = dataclasses.field(default_factory=lambda: array("q"))
+    free_logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
+    constraint: ConstraintState | None = None
     top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
     prompt_logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
     prompt_top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
@@ -81,12 +86,43 @@ class Request:
         self.tokens.extend(generated)
         self.logprobs.extend([float("nan")] * len(generated))
         self.versions.extend([UNKNOWN_VERSION] * len(generated))
+        if self.constraint is not None:
+            self.free_logprobs.extend([float("nan")] * len(generated))
+            for token in generated:
+                self.constraint.take(token)
 
-    def append(self, token: int, logprob: float, version: int) -> None:
-        """Adds a generated token."""
+    def append(self, token: int, logprob: float, version: int, free_logprob: float | None = None) -> None:
+        """Adds a generated token.
+
+        Args:
+            token: its id.
+            logprob: under its mask.
+            version: of the weights that chose it.
+            free_logprob: without a mask; None where there was none.
+        """
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        if self.constraint is not None:
+            self.free_logprobs.append(logprob if free_logprob is None else free_logprob)
+            self.constraint.take(token)
+
+    @property
+    def failure(self) -> str:
+        """Why its constraint lets no token follow, in one line; empty where that is not so."""
+        return "" if self.constraint is None else self.constraint.failure
+
+    @property
+    def closed(self) -> str | None:
+        """The finish reason of a request whose constraint lets no token follow, or None."""
+        if self.constraint is None or not self.constraint.is_over:
+            return None
+        return "cancelled" if self.failure else "stop"
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether each of its tokens decides which ones may be next, so that a program draws one at a time."""
+        return self.constraint is not None and self.constraint.applies
 
     def max_new_tokens(self, max_length: int) -> int:
         """The most tokens that it may still generate, of an engine whose longest sequence is ``max_length``."""
@@ -113,7 +149,8 @@ class Request:
         if self.experts is not None:
             experts = self.experts[: len(self.prompt) + len(self.tokens) - 1]
         finish = finish or self.finish_reason or "cancelled"
-        return new_completion(self.tokens, self.logprobs, self.versions, finish, resume, experts)
+        free = None if self.constraint is None else self.free_logprobs
+        return new_completion(self.tokens, self.logprobs, self.versions, finish, resume, experts, free_logprobs=free)
 
 
 class RequestWatch:
@@ -142,7 +179,9 @@ class RequestWatch:
         except Exception as error:  # the caller's, which must not end the engine
             self._deliver(None, error)
             return True
-        if request.state == State.FINISHED:
+        if request.failure:
+            self._deliver(None, UserError(request.failure))
+        elif request.state == State.FINISHED:
             self._deliver(request.completion(self._resume), None)
         elif ends:
             self._deliver(request.completion(self._resume, "stop"), None)

@@ -36,19 +36,23 @@ class Drawn(NamedTuple):
 
     Attributes:
         tokens: int32 ``[N]``.
-        logprobs: float32 ``[N]``, of the tokens under the untruncated softmax(logits / temperature).
+        logprobs: float32 ``[N]``, of the tokens under the untruncated softmax(logits / temperature) over what a mask
+            allows.
         top_ids, top_logprobs: int32 and float32 ``[N, K]``, the most likely tokens, most likely first; 0 where no row
             asks for them.
+        free_logprobs: float32 ``[N]``, of the tokens under softmax(logits / temperature) over the whole vocabulary;
+            None without a mask, where it is the same.
     """
 
     tokens: Array
     logprobs: Array
     top_ids: Array
     top_logprobs: Array
+    free_logprobs: Array | None = None
 
 
 @jax.jit
-def sample(logits: Array, choice: Choice) -> Drawn:
+def sample(logits: Array, choice: Choice, mask: Array | None = None) -> Drawn:
     """Draws one token per row; a row's result depends on its own logits and parameters alone.
 
     What no row asks for is not computed: random numbers of a whole vocabulary, its order, the alternatives. This is
@@ -57,10 +61,16 @@ def sample(logits: Array, choice: Choice) -> Drawn:
     Args:
         logits: float32 ``[N, V]``.
         choice: parameters.
+        mask: uint32 ``[N, ceil(V / 32)]``, a bit for each token that may be drawn, the first in the lowest bit; at
+            least one of each row. None allows all.
     """
     greedy = choice.temperature <= 0.0
+    temperature = jnp.where(greedy, 1.0, choice.temperature)[:, None]
+    free = logits
+    if mask is not None:
+        logits = jnp.where(_unpacked(mask, logits.shape[-1]), logits, -jnp.inf)
     best = _argmax(logits)
-    logprobs = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, choice.temperature)[:, None])
+    logprobs = jax.nn.log_softmax(logits / temperature)
 
     def draw(row: Array, seed: Array, index: Array) -> Array:
         noise = jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), index), row.shape)
@@ -79,7 +89,14 @@ def sample(logits: Array, choice: Choice) -> Drawn:
     ids = lax.cond(greedy.all(), lambda: best, draw_all)
     none = jnp.zeros_like(logits[:, :alternative_count])
     top = lax.cond(choice.alternatives.any(), alternatives, lambda: (none.astype(jnp.int32), none))
-    return Drawn(ids, jnp.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0], *top)
+    chosen = lambda table: jnp.take_along_axis(table, ids[:, None], axis=1)[:, 0]  # noqa: E731
+    return Drawn(ids, chosen(logprobs), *top, None if mask is None else chosen(jax.nn.log_softmax(free / temperature)))
+
+
+def _unpacked(mask: Array, vocab: int) -> Array:
+    """The bits of words uint32 ``[N, W]`` as bool ``[N, vocab]``."""
+    bits = (mask[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(len(mask), -1)[:, :vocab] != 0
 
 
 def _argmax(x: Array) -> Array:
