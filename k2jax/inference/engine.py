@@ -55,6 +55,9 @@ class Engine:
         feature_bytes: most features of images and video that are kept in the host's memory for prompts with the same
             content; what runs now is kept in any case.
 
+    Attributes:
+        programs: the device side.
+
     Raises:
         UserError: invalid sizes, or sizes that do not divide over the devices.
     """
@@ -78,8 +81,8 @@ class Engine:
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
-        self._programs = Programs(model, params, sizes, mesh, donate=donate, feature_bytes=feature_bytes)
-        self._weights = self._programs.weights
+        self.programs = Programs(model, params, sizes, mesh, donate=donate, feature_bytes=feature_bytes)
+        self._weights = self.programs.weights
         own = slots // sizes.devices, sizes.pages // sizes.devices  # of each device
         self._scheduler = Scheduler(sizes.devices, *own, page_size)
         self._waiting: deque[Request] = deque()
@@ -213,7 +216,7 @@ class Engine:
     def release(self, weights: bool = True) -> None:
         """Frees the devices' memory: the cache and, unless told not to, the weights; requests wait for others."""
         self._forget_cache()
-        self._programs.release(weights)
+        self.programs.release(weights)
 
     def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):
@@ -226,7 +229,7 @@ class Engine:
         What follows does not depend on what was generated before.
         """
         self._scheduler.drop_prefixes()
-        self._programs.features.clear()
+        self.programs.features.clear()
 
     def generate(
         self,
@@ -249,7 +252,7 @@ class Engine:
     @property
     def has_kept_programs(self) -> bool:
         """Whether former starts have kept programs for prompts and for generation, so that none need be compiled."""
-        return self._programs.kept
+        return self.programs.kept
 
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
@@ -265,7 +268,7 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             prompt_tokens_cached=self._cached_tokens,
             steps=self._steps,
-            images_computed=self._programs.features.computed,
+            images_computed=self.programs.features.computed,
             preemptions=self._preemptions,
             decode_steps=self._decode_steps,
             decode_tokens=self._decode_tokens,
@@ -293,12 +296,8 @@ class Engine:
         self._decode(text, 1 if any(sequence.pending > 1 for sequence in self._scheduler.running) else STEPS)
 
     def _admit(self) -> None:
-        while self._waiting:
-            request = self._waiting[0]
-            sequence = self._scheduler.admit(request, self.version)
-            if sequence is None:
-                return
-            self._waiting.popleft()
+        while self._waiting and (sequence := self._scheduler.admit(self._waiting[0], self.version)) is not None:
+            request = self._waiting.popleft()
             request.state = State.RUNNING
             if not request.admitted:
                 request.admitted, request.cached_tokens = True, min(sequence.computed, len(request.prompt))
@@ -339,7 +338,7 @@ class Engine:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
         if not sequences:
             return
-        results, before = self._programs.run(sequences, width), self._generated
+        results, before = self.programs.run(sequences, width), self._generated
         self._take(results)
         if width == 1:
             self._decode_steps += 1
@@ -353,7 +352,7 @@ class Engine:
         limits = {sequence: min(steps, sequence.request.max_new_tokens(self.max_length)) for sequence in sequences}
         counts = {sequence: self._scheduler.extend(sequence, count) for sequence, count in limits.items()}
         before = self._generated
-        for results in self._programs.decode(counts) if counts else ():
+        for results in self.programs.decode(counts) if counts else ():
             self._take(results)
             self._decode_steps += 1
         self._decode_tokens += self._generated - before

@@ -12,7 +12,6 @@ import socket
 import tempfile
 from typing import Any
 
-from k2jax import processes
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_address import EngineAddress, tcp_listener
 from k2jax.agents.collect.engine_socket import EngineServer
@@ -74,11 +73,6 @@ def check_workers(config: Config) -> None:
             "config.rl.rollout.token_cap cuts responses in lockstep; with sampler workers every episode pauses at the "
             "end of an iteration by itself, so set it to 0"
         )
-    if processes.count() > 1:
-        raise UserError(
-            f"config.rl.rollout.sampler workers is for one training process, and there are {processes.count()}; use "
-            "lockstep"
-        )
     if rollout.ray and not rollout.workers:
         raise UserError("config.rl.rollout.ray runs workers, and config.rl.rollout.workers is 0; set their number")
 
@@ -130,6 +124,7 @@ def open_workers(
         log=log,
         methods=methods,
         episodes=episodes,
+        commands=parts.commands,
     )
     parts.opened.callback(lambda: parts.event_loop.run(sampler.close()))
     calm_collector()  # thousands of live episodes are not looked at again and again

@@ -19,6 +19,7 @@ from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
+from k2jax.rl.followers.commands import ALONE, Commands
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, stale_share
 from k2jax.rl.methods.base import Methods
@@ -51,6 +52,7 @@ class WorkerSampler:
         log: of complete groups.
         methods: of the run.
         episodes: of any purpose.
+        commands: of the run's processes.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class WorkerSampler:
         log: GroupLog,
         methods: Methods,
         episodes: WorkerEpisodes,
+        commands: Commands = ALONE,
     ):
         self._run, self._config, self._engine = run, run.config, engine
         self._clients, self._client = clients, clients[POLICY]
         self._event_loop, self._rollouts, self._window = event_loop, rollouts, window
         self._probe, self._trace = probe, trace
-        self._methods, self.episodes = methods, episodes
+        self._methods, self.episodes, self._commands = methods, episodes, commands
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._retention = VerdictRetention(log, run.workdir)
         self._pauses = Pauses(least_patience(run.config), say)
@@ -154,11 +157,11 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with (
-            offloaded(self._run, self._frozen()),
-            contextlib.ExitStack() as phases,
-            contextlib.ExitStack() as generating,
-        ):
+        with offloaded(self._run, self._frozen()):
+            return self._commands.issue_while(lambda: self._generated(coroutine))
+
+    def _generated(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
             generating.enter_context(self._pauses.generation())
             for client in self._clients.values():
                 generating.enter_context(client.generating())
