@@ -65,6 +65,7 @@ def ask(worker, watched):
         if len(done) == 9:
             ended.set()
 
+    worker.hold()  # all of them are there before the first step
     for number, prompt in enumerate(prompts(5, 9, 3, 20, 7, 5, 5, 12, 6)):
         seen = []
         stop = (lambda token, logprob, seen=seen: seen.append(token) or len(seen) == 3) if number in watched else None
@@ -73,6 +74,7 @@ def ask(worker, watched):
         request = worker.submit(prompt, sampling, generated, on_token=RequestWatch(deliver, None, stop))
         if number == 5:
             worker.cancel(request)
+    worker.release()
     assert ended.wait(60)
     return done
 
