@@ -59,6 +59,9 @@ class Engine:
         feature_bytes: most features of images and video that are kept in the host's memory for prompts with the same
             content; what runs now is kept in any case.
 
+    Attributes:
+        programs: the device side.
+
     Raises:
         UserError: invalid sizes, or sizes that do not divide over the devices.
     """
@@ -82,8 +85,8 @@ class Engine:
         runtime.check_kernels(model)
         sizes.check(model)
         self.model, self.slots, self.max_length, self.version, self.mesh = model, slots, max_length, version, mesh
-        self._programs = Programs(model, params, sizes, mesh, donate=donate, feature_bytes=feature_bytes)
-        self._weights = self._programs.weights
+        self.programs = Programs(model, params, sizes, mesh, donate=donate, feature_bytes=feature_bytes)
+        self._weights = self.programs.weights
         own = slots // sizes.devices, sizes.pages // sizes.devices  # of each device
         self._scheduler = Scheduler(sizes.devices, *own, page_size)
         self._waiting, self._paused = deque[Request](), dict[Request, None]()
@@ -218,7 +221,7 @@ class Engine:
     def release(self, weights: bool = True) -> None:
         """Frees the devices' memory: the cache and, unless told not to, the weights; requests wait for others."""
         self._forget_cache()
-        self._programs.release(weights)
+        self.programs.release(weights)
 
     def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):
@@ -231,7 +234,7 @@ class Engine:
         What follows does not depend on what was generated before.
         """
         self._scheduler.drop_prefixes()
-        self._programs.features.clear()
+        self.programs.features.clear()
 
     def generate(
         self,
@@ -254,7 +257,7 @@ class Engine:
     @property
     def has_kept_programs(self) -> bool:
         """Whether former starts have kept programs for prompts and for generation, so that none need be compiled."""
-        return self._programs.kept
+        return self.programs.kept
 
     def stats(self) -> EngineStats:
         """Counters, cheap enough to ask for at any time."""
@@ -266,7 +269,7 @@ class Engine:
             waiting=len(self._waiting),
             paused=len(self._paused),
             **{name: getattr(self._scheduler, name) for name in ("pages", "pages_in_use", "pages_cached")},
-            images_computed=self._programs.features.computed,
+            images_computed=self.programs.features.computed,
             **{name: getattr(self, f"_{name}") for name in counts},
         )
 
@@ -291,12 +294,8 @@ class Engine:
         self._decode(text, 1 if any(s.pending > 1 or s.request.is_masked for s in self._scheduler.running) else STEPS)
 
     def _admit(self) -> None:
-        while self._waiting:
-            request = self._waiting[0]
-            sequence = self._scheduler.admit(request, self.version)
-            if sequence is None:
-                return
-            self._waiting.popleft()
+        while self._waiting and (sequence := self._scheduler.admit(self._waiting[0], self.version)) is not None:
+            request = self._waiting.popleft()
             request.state = State.RUNNING
             if not request.admitted:
                 request.admitted, request.cached_tokens = True, min(sequence.computed, len(request.prompt))
@@ -337,7 +336,7 @@ class Engine:
         """One program: the next ``width`` ids of each sequence, and a new token where these were its last."""
         if not sequences:
             return
-        results, before = self._programs.run(sequences, width), self._tokens_generated
+        results, before = self.programs.run(sequences, width), self._tokens_generated
         self._take(results)
         if width == 1:
             self._decode_steps += 1
@@ -351,7 +350,7 @@ class Engine:
         limits = {sequence: min(steps, sequence.request.max_new_tokens(self.max_length)) for sequence in sequences}
         counts = {sequence: self._scheduler.extend(sequence, count) for sequence, count in limits.items()}
         before = self._tokens_generated
-        for step, results in enumerate(self._programs.decode(counts) if counts else ()):
+        for step, results in enumerate(self.programs.decode(counts) if counts else ()):
             # Where a constraint began to apply, what was drawn behind that without its mask is dropped.
             self._take([each for each in results if not (step and each.sequence.request.is_masked)])
             self._decode_steps += 1

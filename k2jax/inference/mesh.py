@@ -7,13 +7,13 @@ MLA's cache is one latent for all heads, so sharding it by heads would copy it t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 import math
 from typing import Any
 
 import jax
 from jax import Array
-from jax.experimental import multihost_utils
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
@@ -110,10 +110,16 @@ def place(array: np.ndarray, spec: PartitionSpec, mesh: Mesh | None) -> Array | 
 
 
 def fetch(arrays: Any) -> Any:
-    """All rows of arrays as NumPy arrays, in every process."""
-    if all(array.is_fully_addressable for array in jax.tree.leaves(arrays)):
-        return jax.tree.map(np.asarray, arrays)
-    return multihost_utils.process_allgather(arrays, tiled=True)
+    """All rows of arrays of one mesh as NumPy arrays, in every process; between processes one program moves them all."""
+    leaves = jax.tree.leaves(arrays)
+    if not all(array.is_fully_addressable for array in leaves):
+        arrays = _replicated(leaves[0].sharding.mesh)(arrays)
+    return jax.tree.map(np.asarray, arrays)
+
+
+@functools.cache
+def _replicated(mesh: Mesh) -> Callable[[Any], Any]:
+    return jax.jit(lambda arrays: arrays, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def make_experts(config: ModelConfig, mesh: Mesh) -> Experts | None:

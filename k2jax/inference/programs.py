@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 from typing import Any
@@ -71,6 +71,7 @@ class Programs:
     Attributes:
         weights: the engine's copy of the weights.
         features: of images and video; empty where the weights have no tower.
+        before: called with the name and the host's inputs of a program before it, and what it needs, is issued.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Programs:
         self.features = FeatureStore(model, mesh, feature_bytes)
         self.weights = EngineWeights(params, model, mesh, donate=donate)
         self._model, self._mesh = model, mesh
+        self.before: Callable[[str, Any], None] = lambda name, inputs: None
         # First of all: they are loaded while the weights are read.
         kept, device = folder_of_programs() if mesh is None else None, next(iter(default_sharding().device_set))
         self._executables = Executables(kept, (model, sizes, self.weights.dtype), device)
@@ -111,7 +113,10 @@ class Programs:
         """Computes the next ``width`` ids of each sequence, and draws a token where these were its last."""
         rows = self._rows(sequences, width)
         columns = self._columns(sequence.computed for sequence in sequences)
-        chunk, targets = self._place(rows.chunk(width, columns, self._page_size))
+        chunk, targets = rows.chunk(width, columns, self._page_size)
+        choice, mask = (rows.choice(), rows.mask(self._model.vocab)) if any(rows.done()) else (None, None)
+        self.before(run_chunk.__name__, (chunk, targets, choice, mask, list(rows.images())))
+        chunk, targets = self._place((chunk, targets))
         scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
         routed = rows.asks(lambda sampling: sampling.return_experts)
         top = shapes.at_least(TOP_SIZES, rows.max_alternatives()) if scored else 0
@@ -122,9 +127,8 @@ class Programs:
         output = self._executables.run(run_chunk, held, inputs, short=short, **variant)
         self._cache = output.cache
         drawn = None
-        if any(rows.done()):
-            inputs = output.logits, self._place(rows.choice()), self._place(rows.mask(self._model.vocab))
-            drawn = self._executables.run(sample, (), inputs)
+        if choice is not None:
+            drawn = self._executables.run(sample, (), (output.logits, *self._place((choice, mask))))
         scores, experts = fetch(output.scores) if scored else None, fetch(output.experts) if routed else None
         return _results(rows, scores, experts, _fetch_drawn(drawn, rows))
 
@@ -137,12 +141,13 @@ class Programs:
         rows, steps = self._rows(list(counts), 1), max(counts.values())
         routed = rows.asks(lambda sampling: sampling.return_experts)
         columns = self._columns(sequence.computed + count for sequence, count in counts.items())
-        arguments = self._place((rows.continuation(counts, columns), rows.choice()))
+        inputs = rows.continuation(counts, columns), rows.choice(), rows.mask(self._model.vocab)
+        self.before(decode.__name__, (*inputs, steps))
+        batch, choice, mask = self._place(inputs)
         limit = place(np.array(steps, np.int32), PartitionSpec(), self._mesh)
         variant = {"config": self._model, "return_experts": routed, "mesh": self._mesh}
         held = self._decoder, self._take_cache()
-        mask = self._place(rows.mask(self._model.vocab))
-        output = self._executables.run(decode, held, (*arguments, limit, mask), **variant)
+        output = self._executables.run(decode, held, (batch, choice, limit, mask), **variant)
         self._cache = output.cache
         drawn, experts = _fetch_drawn(output.drawn, rows), fetch(output.experts) if routed else None
         for step in range(steps):

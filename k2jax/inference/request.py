@@ -171,6 +171,11 @@ class RequestWatch:
         self._deliver, self._resume, self._on_token = deliver, resume, on_token
         self._seen = 0 if resume is None else len(resume.tokens)
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether the caller may end the request before its sampling does."""
+        return self._on_token is not None
+
     def __call__(self, request: Request) -> bool:
         """Takes what is new in a request; True ends it."""
         new, self._seen = len(request.tokens) > self._seen, len(request.tokens)

@@ -23,12 +23,15 @@ from k2jax.processes.rendezvous import ProcessLostError
 
 POLL_SECONDS = 2.0
 """Interval between two queries for the live processes."""
+NEWS_SECONDS = 32.0
+"""One and a half of jax's own heartbeats, and a query for the live processes."""
 LEAVE_SECONDS = 20.0
 """How long process 0, which runs the service, waits for the other processes to end before it ends."""
 _FOREVER = 365 * 24 * 3600.0
 _VERDICT = "k2jax/verdict"
 _HOSTS = "k2jax/host/"
 _FIRST = "k2jax/first/"
+_TOLD = "k2jax/told/"
 
 
 class Group:
@@ -43,11 +46,13 @@ class Group:
     Attributes:
         position: returns the current step and the newest checkpoint's step, or None where they are unknown; the message
             about a lost process mentions them.
+        news_seconds: longest time in which the news of a lost process comes to this one [s].
     """
 
     def __init__(self, client: Any, index: int, count: int, address: str):
         self.index, self.count = index, count
         self.position: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+        self.news_seconds = NEWS_SECONDS
         self._client, self._host, self._hosts = client, socket.gethostname(), {}
         self._address, self._ending = address, threading.Lock()
         self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
@@ -90,6 +95,36 @@ class Group:
         if self._client.key_value_increment(f"{key}/readers", 1) == self.count:
             self._client.key_value_delete(key)  # and what is below it
         return read
+
+    def tell(self, name: str, text: str) -> None:
+        """Sets a text that every process can ``read``; each ``name`` is used once in a run."""
+        self._client.key_value_set(f"{_TOLD}{name}", text)
+
+    def read(self, name: str, seconds: float) -> str:
+        """Waits for the text that a process has told under a name.
+
+        Raises:
+            ProcessLostError: none has come in time.
+        """
+        try:
+            return self._client.blocking_key_value_get(f"{_TOLD}{name}", int(seconds * 1000))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            raise ProcessLostError(f"no process has told {name!r} within {seconds:g} s; restart the run") from error
+
+    def own_host(self) -> str:
+        """The address of this machine in the network in which it reaches process 0."""
+        host, _, port = self._address.rpartition(":")
+        family, kind, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return probe.getsockname()[0]
+
+    def name_of(self, index: int) -> str:
+        """A process for a message: ``process 2 (host-b)``."""
+        self._hosts |= self._read_entries(_HOSTS) if index not in self._hosts else {}
+        return self._names([index])
 
     def stop(self, line: str, code: int, failed: int | None = None, lost: tuple[int, ...] = ()) -> NoReturn:
         """Ends this process and all others with one verdict; an earlier verdict has precedence.
@@ -162,13 +197,13 @@ class Group:
         aborts, and the abort continues when it returns.
         """
         if self.index and not _accepts_connections(self._address):
-            self._stop_without([0])
+            self.stop_without([0])
 
     def _watch_verdict(self) -> None:
         try:
             verdict = json.loads(self._client.blocking_key_value_get(_VERDICT, int(_FOREVER * 1000)))
         except Exception:
-            self._stop_without([0])
+            self.stop_without([0])
         self.stop(verdict["line"], verdict["code"], verdict["failed"], tuple(verdict["lost"]))
 
     def _watch_peers(self) -> None:
@@ -188,9 +223,10 @@ class Group:
                 lost = [index for index in indices if live.get(index) != incarnations[index]]
         except Exception:
             lost = [0]
-        self._stop_without(lost)
+        self.stop_without(lost)
 
-    def _stop_without(self, lost: list[int]) -> NoReturn:
+    def stop_without(self, lost: list[int]) -> NoReturn:
+        """Ends all processes, because some are lost; the line names them and says from where the run goes on."""
         step, saved = self.position()
         since = "" if step is None else f" since step {step}"
         remedy = "restart it"

@@ -11,8 +11,6 @@ import traceback
 from typing import Any
 
 from k2jax.errors import UserError
-from k2jax.processes.group import POLL_SECONDS
-from k2jax.processes.initialize import HEARTBEAT_SECONDS
 from k2jax.processes.membership import current_group
 from k2jax.processes.rendezvous import ProcessLostError
 
@@ -58,7 +56,7 @@ def run_and_exit(body: Callable[[], int]) -> int:
         group.stop(str(error), 1)
     except BaseException as error:
         if isinstance(error, Exception):
-            time.sleep(1.5 * HEARTBEAT_SECONDS + POLL_SECONDS)
+            time.sleep(group.news_seconds)
         traceback.print_exc()
         line = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_LINE]
         group.stop(line, 1, failed=group.index)

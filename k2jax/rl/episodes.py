@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
-import json
 from typing import Any, NoReturn
 
-from k2jax import processes
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.episode import run_episode
 from k2jax.agents.episode_key import EpisodeKey, spawned_seed
@@ -31,7 +29,7 @@ from k2jax.rl.schedules import sampling_temperature
 from k2jax.text.chat import ChatFormat
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
-from k2jax.trajectory import Reward, Trajectory
+from k2jax.trajectory import Trajectory
 from k2jax.trajectory.steps import POLICY, ROLE
 from k2jax.trajectory.types import Purpose
 
@@ -47,7 +45,7 @@ class Episodes:
         client: over the engine.
         chat: format of conversations.
         tokenizer: its vocabulary.
-        scorer: verifiers; only the first process asks them.
+        scorer: verifiers.
         media: reads the images of messages; None for a model of text alone.
         roles: who answers besides the policy, by the names of ``config.rl.roles``; they read text alone.
 
@@ -94,7 +92,7 @@ class Episodes:
         async def respond(group: PromptGroup, sample: int) -> None:
             trajectory = await self._episode(step, group, sample, token_cap, greedy=sample < greedy)
             group.trajectories[sample] = trajectory
-            if trajectory.status in ("finished", "truncated") and processes.is_first() and self.is_verified(group):
+            if trajectory.status in ("finished", "truncated") and self.is_verified(group):
                 scoring.append(asyncio.create_task(self.scorer.judge(group.prompt.task, trajectory)))
 
         unfinished = [
@@ -110,7 +108,6 @@ class Episodes:
         if judge is not None:
             await judge(complete)
         await asyncio.gather(*scoring)
-        _share_verdicts(step, groups)
 
     async def _episode(self, step: int, group: PromptGroup, sample: int, token_cap: int, *, greedy: bool) -> Trajectory:
         task, key, seed = group.prompt.task, group.episode(sample), self.config.train.seed
@@ -163,11 +160,6 @@ class Episodes:
             return trajectory
 
         async def in_lockstep(spawned: SubEpisode) -> Trajectory:
-            if spawned.task.verifier and processes.count() > 1:
-                raise UserError(
-                    f"the sub-episode {spawned.task.id!r} has a verifier, and only the first of {processes.count()} "
-                    "processes asks verifiers; leave its verifier out"
-                )
             (trajectory,) = await self.client.gather(run(spawned))
             return trajectory
 
@@ -213,19 +205,3 @@ class _UnaskedClient(Client):
             f"an environment asks the role {self._role!r}, and config.rl.rollout.token_cap rebuilds environments of "
             "episodes that go on; set that to 0"
         )
-
-
-def _share_verdicts(step: int, groups: Sequence[PromptGroup]) -> None:
-    """Gives every process the verdicts of the first one, under a name that is used once in a run."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    if processes.count() == 1 or not trajectories:
-        return
-    name = f"verdicts/{step}/{trajectories[-1].purpose}/{trajectories[-1].key}"
-    own = [(each.status, each.error, each.reward) for each in trajectories]
-    wins = [list(group.wins.items()) for group in groups]
-    shared, won = json.loads(processes.broadcast_from_first(name, json.dumps((own, wins))))
-    for group, of_group in zip(groups, won, strict=True):
-        group.wins = dict(map(tuple, of_group))
-    for trajectory, (status, error, reward) in zip(trajectories, shared, strict=True):
-        trajectory.status, trajectory.error = status, error
-        trajectory.reward = None if reward is None else Reward(*reward)

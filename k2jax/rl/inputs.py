@@ -81,6 +81,8 @@ def images_of_run(config: str, tokenizer: str) -> MediaReader | None:
 def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> Iterator[Scorer]:
     """The verifiers of tasks, with a log of verdicts in the workdir, and a sandbox backend where a verifier needs it.
 
+    Of several processes the first one alone asks them; in the others none is started.
+
     Raises:
         UserError: a verifier is unknown, or the machine lacks what the backend needs.
     """
@@ -88,7 +90,8 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
     limits = (scoring.workers, scoring.timeout, scoring.retries)
     with VerifierPool(*limits, environment=scoring.environment) as pool:
         with EventLoop() as event_loop:
-            names = sorted({task.verifier for task in tasks if task.verifier})
+            asked = tasks if processes.is_first() else ()
+            names = sorted({task.verifier for task in asked if task.verifier})
             judges = [event_loop.run(pool.judges(name)) for name in names]
         needs_sandbox = "episode in a sandbox" in judges
         backend = make_backend(scoring.sandbox, images=config.rl.images) if needs_sandbox else None

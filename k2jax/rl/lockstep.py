@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from k2jax import processes
 from k2jax.agents.mixture import TaskMixture
 from k2jax.inference import LockstepClient
 from k2jax.inference.engine import Engine
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
+from k2jax.rl.followers.commands import ALONE, Commands
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, staleness_record
 from k2jax.rl.methods.base import Methods
@@ -125,6 +125,7 @@ class LockstepSampler:
         event_loop: on which the episodes run.
         prompts: of the run.
         clients: of the engines of all roles, the policy's first.
+        commands: of the run's processes.
     """
 
     def __init__(
@@ -134,9 +135,10 @@ class LockstepSampler:
         event_loop: EventLoop,
         prompts: LockstepPrompts,
         clients: Mapping[str, LockstepClient],
+        commands: Commands = ALONE,
     ):
         self._run, self._config, self._engine, self._event_loop = run, run.config, engine, event_loop
-        self._clients = clients
+        self._clients, self._commands = clients, commands
         self._prompts, self.episodes = prompts, prompts.episodes
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._verdicts = VerdictRetention(self.episodes.scorer.log, run.workdir)
@@ -174,16 +176,15 @@ class LockstepSampler:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """See ``Sampler``."""
         with offloaded(self._run, self._frozen()):
-            return self._event_loop.run(coroutine)
+            return self._commands.issue_while(lambda: self._event_loop.run(coroutine))
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """See ``Sampler``; this one has no trace."""
         return contextlib.nullcontext()
 
     def store(self, step: int, groups: Sequence[PromptGroup]) -> None:
-        """See ``Sampler``; the first process writes."""
-        if processes.is_first():
-            self._store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
+        """See ``Sampler``."""
+        self._store.write(step, [trajectory for group in groups for trajectory in group.trajectories])
 
     def record(self) -> dict[str, Any]:
         """See ``Sampler``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from k2jax import processes
 from k2jax.agents.verdicts import VerdictLog
 from k2jax.checkpoint import committed_steps
 from k2jax.trajectory.types import Purpose
@@ -43,7 +42,7 @@ class VerdictRetention:
         everything stays.
         """
         oldest = min(committed_steps(self._workdir), default=None)
-        if oldest not in self._began or not processes.is_first():
+        if oldest not in self._began:
             return
         began = self._began[oldest]
 

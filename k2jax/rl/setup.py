@@ -19,9 +19,12 @@ from k2jax.inference.roles import FrozenModel, open_roles, roles_in_lockstep
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
-from k2jax.rl.engines.separate_policy import open_policy
+from k2jax.rl.engines.separate_policy import SeparatePolicy, open_policy
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.followers.digests import digest_of_rows
+from k2jax.rl.followers.opening import open_commands
+from k2jax.rl.followers.samplers import FollowingSampler, LeadingSampler
 from k2jax.rl.inputs import open_chat, open_images, open_scorer
 from k2jax.rl.lockstep import LockstepPrompts, LockstepSampler
 from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
@@ -59,6 +62,7 @@ def open_rl(
     """
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
+        commands = opened.enter_context(open_commands(config))
         tokenizer, chat = open_chat(config, path)
         media = open_images(config.model, config.data.images, tokenizer)
         mixture, left_out = PromptLengths(config, chat, media).open_mixture()
@@ -81,6 +85,7 @@ def open_rl(
             opened=opened,
             identity=identity,
             make_client=make_client,
+            commands=commands,
         )
         methods = open_methods(parts)
         frozen = open_roles(config, tokenizer, rollout_mesh(program, config.rl.rollout), rollout_dtype(program))
@@ -93,7 +98,8 @@ def open_rl(
                 methods.restore(run.extra)
             sampler.begin(run.start)
             policy.push(run.state.params, run.start)
-            yield run, sampler, policy, Trainer(run, methods.has_signal, media, methods.samples), methods
+            check = lambda rows: commands.check("an update", lambda: digest_of_rows(rows))  # noqa: E731
+            yield run, sampler, policy, Trainer(run, methods.has_signal, media, methods.samples, check), methods
         if processes.is_first():
             write_results(run, run.status, command)
             print(last_line(run, command))
@@ -101,21 +107,27 @@ def open_rl(
 
 def open_sampler(
     parts: Parts,
-    policy: Policy,
+    policy: Policy | SeparatePolicy,
     scorer: Scorer,
     media: MediaReader | None,
     methods: Methods,
     frozen: Mapping[str, FrozenModel],
 ) -> Sampler:
-    """The sampler that the config names; ``parts.opened`` closes it."""
-    if parts.config.rl.rollout.sampler == "workers":
-        return open_workers(parts, policy, scorer, media, methods, frozen)
-    client = LockstepClient(policy.engine)
+    """The sampler that the config names; ``parts.opened`` closes it. Of several processes the first has it."""
+    commands = parts.commands
+    engine = policy.pool if isinstance(policy, SeparatePolicy) else commands.engine(policy.engine)
+    frozen = {name: model._replace(engine=commands.engine(model.engine)) for name, model in frozen.items()}
+    if parts.config.rl.rollout.sampler == "workers" and not commands.follows:
+        return LeadingSampler(open_workers(parts, engine, scorer, media, methods, frozen), commands)
+    client = LockstepClient(engine)
     roles = roles_in_lockstep(client, parts.chat, parts.tokenizer, frozen)
     episodes = Episodes(parts.config, client, parts.chat, parts.tokenizer, scorer, media=media, roles=roles)
-    prompts = LockstepPrompts(episodes, parts.mixture, methods)
     clients = {POLICY: client, **{name: role.client for name, role in roles.items()}}
-    return LockstepSampler(parts.run, policy.engine, parts.event_loop, prompts, clients)
+    if commands.follows:
+        beside = [role.client for role in roles.values()]
+        return FollowingSampler(parts.run, engine, beside, episodes, parts.mixture, commands)
+    prompts = LockstepPrompts(episodes, parts.mixture, methods)
+    return LeadingSampler(LockstepSampler(parts.run, engine, parts.event_loop, prompts, clients, commands), commands)
 
 
 def loss_of(config: Config) -> Loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import time
 from typing import Any
 
@@ -34,6 +34,7 @@ class Trainer:
         has_signal: whether a method gives a gradient where advantages are 0.
         media: reads the images of messages; None for a model of text.
         further: makes samples of a group beside its responses, see ``Method.samples``.
+        check: called with the rows of an update before it begins.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Trainer:
         has_signal: bool = False,
         media: MediaReader | None = None,
         further: Further = lambda group, advantages_K: (),
+        check: Callable[[Sequence[PackedBatch]], None] = lambda rows: None,
     ):
         self._run, self._config, self._has_signal, self._further = run, run.config, has_signal, further
-        sharding = run.program.batch_sharding()
+        self._check, sharding = check, run.program.batch_sharding()
         self._local_rows, self._image_batches = sharding.rows, image_batches(sharding, run.config.model.vision)
         self._images = None if media is None else ImageSource(media, run.config.data.images.patches)
         self._routes = replayed_routes(run.config)
@@ -82,6 +84,7 @@ class Trainer:
         Raises:
             NonFiniteError: see ``Run.update``.
         """
+        self._check(rows)
         parts = parts_of(rows, self._config.train.batch_size, self._local_rows, self._image_batches)
         self._metrics.append(self._run.update(parts))
         self._trained.append(self._packed[number])

@@ -319,7 +319,7 @@ def test_a_long_life_compiles_few_programs(monkeypatch, through_jit):
     for round_ in range(12):
         lengths = rng.integers(1, 56, rng.integers(1, 15))
         run.generate(prompts(*lengths, seed=round_), [Sampling(max_tokens=int(rng.integers(1, 9)))] * len(lengths))
-    rows, contexts = len(run._programs.row_sizes), len(run._programs.context_sizes)
+    rows, contexts = len(run.programs.row_sizes), len(run.programs.context_sizes)
     assert (rows, contexts) == (2, 2)
     for program, widths in ((run_chunk, 2), (decode, 1)):
         assert 1 < len(sizes[program]) <= rows * contexts * widths

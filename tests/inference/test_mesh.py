@@ -39,7 +39,7 @@ def test_every_position_equals_one_pass_on_one_device(model, axes, experts, monk
     """Prompts of many lengths, greedy, all positions; then samples of one prompt, twice, with few pages."""
     monkeypatch.setattr(shapes, "PREFILL_WIDTHS", (16,))
     engine = mesh_engine(model, make_engine_mesh(**axes), pages=8 * 6)
-    assert {shard.data.shape[1] for shard in engine._programs._cache.addressable_shards} == {
+    assert {shard.data.shape[1] for shard in engine.programs._cache.addressable_shards} == {
         6 + 1
     }  # with the scratch page
     if experts:

@@ -23,6 +23,7 @@ from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.losses.base import Loss
 from k2jax.rl.event_loop import EventLoop
+from k2jax.rl.followers.commands import ALONE, Commands
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.methods.scoring_pass import ScoringPass
 from k2jax.rl.packing.rows import PackedRows
@@ -50,6 +51,7 @@ class Parts:
         identity: fingerprints of what must not change between starts, by the name that a message gives it; a method
             adds those of what it reads.
         make_client: what makes the client of the sampler ``workers``, see ``open_rl``.
+        commands: that processes of the run have in common.
         run: the run; None until methods are made, and set before the first hook.
     """
 
@@ -63,6 +65,7 @@ class Parts:
     opened: contextlib.ExitStack
     identity: dict[str, str]
     make_client: Callable[[Engine], ContinuousClient] = ContinuousClient
+    commands: Commands = ALONE
     run: Run | None = None
 
     def score(self, rows: Sequence[PackedBatch]) -> np.ndarray:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 import contextlib
 
-from k2jax import processes
 from k2jax.agents.episode_key import pairs_seed
 from k2jax.agents.judges.judge import Judge, JudgeAnswer, Place
 from k2jax.agents.judges.judge_formats import OTHER, Comparison
@@ -48,7 +47,6 @@ class Critic(Method):
         self._rl, self._seed, self._rubrics, self._parts = config.rl, config.train.seed, rubrics, parts
         self._judge: Judge | None = None
         self._gather: Gather = asyncio.gather
-        self._asks = config.rl.critic.judge != "endpoint" or processes.is_first()  # an endpoint is asked by the first
 
     @staticmethod
     def used(config: Config) -> bool:
@@ -81,8 +79,7 @@ class Critic(Method):
 
     async def rewards(self, step: int, groups: Sequence[PromptGroup]) -> None:
         """Sets the wins of groups of the classes whose rewards have them as a term, or as all that there is."""
-        if self._asks:
-            await self.compare([group for group in groups if self._gives(group)])
+        await self.compare([group for group in groups if self._gives(group)])
 
     async def compare(self, groups: Sequence[PromptGroup]) -> None:
         """Sets the wins of complete groups, and masks samples about which the judge could not be asked.
@@ -145,12 +142,7 @@ class Critic(Method):
         return {f"{name}/{key}": value for name, own in metrics.items() if own["pairs"] for key, value in own.items()}
 
     async def evaluate(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
-        """Metrics ``eval/judge/...`` of the judge on verified pairs of some groups, one of each prompt at most.
-
-        An endpoint is asked by the first process alone, which writes the metrics.
-        """
-        if not self._asks:
-            return {}
+        """Metrics ``eval/judge/...`` of the judge on verified pairs of some groups, one of each prompt at most."""
         pairs = draw_pairs([pairs[:1] for pairs in self._verified(groups)], len(groups), 0, self._fits)
         judged = [pair for pair in await self.judged(pairs) if pair is not None]
         return {f"eval/judge/{name}": value for name, value in verdict_metrics(judged).items()}

@@ -9,7 +9,6 @@ import os
 import re
 from typing import Any
 
-from k2jax import processes
 from k2jax.agents.judges.judge import ChatJudge, Judge
 from k2jax.agents.judges.judge_formats import JUDGE_FORMATS
 from k2jax.agents.judges.rubrics import Rubric, load_rubrics
@@ -106,11 +105,11 @@ def open_judge(
         UserError: the endpoint's tokenizer cannot be read or has no chat format.
     """
     rl, critic = config.rl, config.rl.critic
-    log, style = log if processes.is_first() else None, JUDGE_FORMATS[critic.format]
+    style = JUDGE_FORMATS[critic.format]
     options = {"max_tokens": critic.max_tokens, "log": log}
     client, chat, tokenizer, _ = asked
     if critic.judge != "endpoint":
-        # Every process of the engine has to ask: the log of the first one alone must not decide what it runs.
+        # A log that a killed run has left must not decide what the engine runs.
         options |= {"name": critic.role or "policy", "max_length": rl.rollout.max_length, "always_asks": True}
         return Judge(client, chat, tokenizer, style, **options), client.gather
     if critic.tokenizer and critic.api == "completions":

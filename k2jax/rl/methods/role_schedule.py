@@ -28,7 +28,7 @@ class RoleSchedule(Method):
     """
 
     def __init__(self, parts: Parts):
-        self._config, program = parts.config, parts.program
+        self._config, self._commands, program = parts.config, parts.commands, parts.program
         self._place = rollout_mesh(program, parts.config.rl.rollout), rollout_dtype(program)
         self._numbers = {name: 0 for name, role in parts.config.rl.roles.items() if role.later}
 
@@ -74,6 +74,7 @@ class RoleSchedule(Method):
             if number != before:
                 client = self._sampler.episodes.roles.client_of(name).client
                 client.engine.release()  # before the next one is read
-                client.exchange(load_role(self._config, name, number, *self._place))
+                engine = load_role(self._config, name, number, *self._place)
+                client.exchange(self._commands.engine(engine))
                 self._numbers[name] = number
                 self._run.note(f"iteration {iteration:,}: checkpoint {number} after the first answers as {name}")

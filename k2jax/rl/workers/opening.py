@@ -12,7 +12,6 @@ import socket
 import tempfile
 from typing import Any
 
-from k2jax import processes
 from k2jax.agents.collect.admission import Admission
 from k2jax.agents.collect.engine_address import EngineAddress, tcp_listener
 from k2jax.agents.collect.engine_socket import EngineServer
@@ -30,13 +29,12 @@ from k2jax.config.build import to_json
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import ContinuousClient
+from k2jax.inference.engine import Engine
 from k2jax.inference.media import placed_chunk
 from k2jax.inference.roles import FrozenModel
 from k2jax.rl.engines.engine_checks import check_engines
 from k2jax.rl.engines.engine_pool import EnginePool
-from k2jax.rl.engines.separate_policy import SeparatePolicy
 from k2jax.rl.methods.base import Methods, Parts
-from k2jax.rl.policy import Policy
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
 from k2jax.rl.workers.tracing import IterationTrace
@@ -81,18 +79,13 @@ def check_workers(config: Config) -> None:
             "config.rl.rollout.token_cap cuts responses in lockstep; with sampler workers every episode pauses at the "
             "end of an iteration by itself, so set it to 0"
         )
-    if processes.count() > 1:
-        raise UserError(
-            f"config.rl.rollout.sampler workers is for one training process, and there are {processes.count()}; use "
-            "lockstep"
-        )
     if rollout.ray and not rollout.workers:
         raise UserError("config.rl.rollout.ray runs workers, and config.rl.rollout.workers is 0; set their number")
 
 
 def open_workers(
     parts: Parts,
-    policy: Policy | SeparatePolicy,
+    policy: Engine | EnginePool,
     scorer: Scorer,
     media: MediaReader | None,
     methods: Methods,
@@ -100,12 +93,20 @@ def open_workers(
 ) -> WorkerSampler:
     """Opens the sampler; ``parts.opened`` closes it before the event loop ends.
 
+    Args:
+        parts: of the run.
+        policy: its engine on the trainer's devices, or its engines in processes of their own.
+        scorer: the verifiers.
+        media: reads images; None for a model of text.
+        methods: of the run.
+        frozen: of the roles beside the policy.
+
     Raises:
         UserError: workers do not start.
     """
     config, rollout = parts.config, parts.config.rl.rollout
-    engine = None if isinstance(policy, SeparatePolicy) else policy.engine
-    client = policy.pool if engine is None else parts.make_client(engine)
+    engine = None if isinstance(policy, EnginePool) else policy
+    client = policy if isinstance(policy, EnginePool) else parts.make_client(policy)
     clients = {POLICY: client, **{name: ContinuousClient(model.engine) for name, model in frozen.items()}}
     for each in clients.values():
         parts.opened.callback(each.stop)
@@ -138,6 +139,7 @@ def open_workers(
         log=log,
         methods=methods,
         episodes=episodes,
+        commands=parts.commands,
     )
     parts.opened.callback(lambda: parts.event_loop.run(sampler.close()))
     calm_collector()  # thousands of live episodes are not looked at again and again

@@ -21,6 +21,7 @@ from k2jax.inference.stats import EngineStats
 from k2jax.rl.engines.engine_pool import EnginePool
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.failures import FailureGuard
+from k2jax.rl.followers.commands import ALONE, Commands
 from k2jax.rl.groups import PromptGroup, class_of, note_terms, reward_terms
 from k2jax.rl.iteration_metrics import busy_record, engine_record, iteration_record, staleness_record
 from k2jax.rl.methods.base import Methods
@@ -61,6 +62,7 @@ class WorkerSampler:
         log: of complete groups.
         methods: of the run.
         episodes: of any purpose.
+        commands: of the run's processes.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class WorkerSampler:
         log: GroupLog,
         methods: Methods,
         episodes: WorkerEpisodes,
+        commands: Commands = ALONE,
     ):
         self._run, self._config, self._engine = run, run.config, engine
         self._clients, self._client = clients, clients[POLICY]
         self._event_loop, self._rollouts, self._window = event_loop, rollouts, window
         self._probe, self._trace = probe, trace
-        self._methods, self.episodes = methods, episodes
+        self._methods, self.episodes, self._commands = methods, episodes, commands
         self._store = TrajectoryStore(run.workdir / "trajectories", keep=run.config.rl.keep_trajectories)
         self._retention = VerdictRetention(log, run.workdir)
         self._pauses = Pauses(least_patience(run.config), say)
@@ -175,11 +178,11 @@ class WorkerSampler:
         await self._rollouts.close()
 
     def _generating(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        with (
-            offloaded(self._run, self._frozen()),
-            contextlib.ExitStack() as phases,
-            contextlib.ExitStack() as generating,
-        ):
+        with offloaded(self._run, self._frozen()):
+            return self._commands.issue_while(lambda: self._generated(coroutine))
+
+    def _generated(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with contextlib.ExitStack() as phases, contextlib.ExitStack() as generating:
             if self._pool is None:
                 generating.enter_context(self._pauses.generation())
             for client in self._clients.values():

@@ -1,0 +1,47 @@
+"""What a run asks of its log of commands, and the run of one process, which needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from k2jax.inference.engine import Engine
+
+Result = TypeVar("Result")
+
+
+class Commands:
+    """The log of a run of one process: what it is asked is done at once, and nothing is sent.
+
+    With several processes process 0 has a ``Controller`` and each other one a ``Follower``. All of them make the same
+    calls in the same order; those of ``Follower`` take from the log what those of ``Controller`` have put into it.
+
+    Attributes:
+        follows: whether another process runs the episodes.
+    """
+
+    follows: ClassVar[bool] = False
+
+    def engine(self, engine: Engine) -> Engine:
+        """The engine as clients of this process use it; engines count from 0 in the order of these calls."""
+        return engine
+
+    def issue_while(self, function: Callable[[], Result]) -> Result | None:
+        """Runs ``function``, which may step the engines; its result, or None where another process runs it."""
+        return function()
+
+    def share(self, value: Any) -> Any:
+        """The controller's value, in every process; see ``k2jax.processes.values`` for what may be shared."""
+        return value
+
+    def check(self, name: str, digest: Callable[[], bytes] = bytes) -> None:
+        """Compares what this process is about to do with what the controller does, before either begins.
+
+        Args:
+            name: what is done.
+            digest: returns a hash of what it is done with.
+        """
+
+
+ALONE = Commands()
+"""That of a run of one process."""

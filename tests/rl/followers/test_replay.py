@@ -1,0 +1,165 @@
+"""A follower's engine does what the controller's does, and a difference is found before a program is issued."""
+
+from concurrent.futures import ThreadPoolExecutor
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from k2jax.inference.request import RequestWatch, State
+from k2jax.inference.worker import Worker
+from k2jax.rl.followers import follower as following
+from k2jax.rl.followers.controller import Controller
+from k2jax.rl.followers.digests import digest_of
+from k2jax.rl.followers.follower import Follower
+from k2jax.rl.followers.request_form import request_of, request_values
+from tests.inference.tiny import engine, prompts, with_few_pages
+from tests.rl.followers.threads import drop, end, trees
+
+
+class DifferenceError(Exception):
+    """What a follower ends the run with."""
+
+
+def fail(line):
+    raise DifferenceError(line)
+
+
+@contextlib.contextmanager
+def pair(follow):
+    """A controller, and the thread of a follower that runs ``follow``; both end well."""
+    several, meeting = trees(2)
+    with ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(follow, Follower(several[1], fail))
+        yield Controller(several[0]), followed
+        followed.result(60)
+    end(several)
+    assert not meeting.lost
+
+
+def issued(engine):
+    """Notes the programs of an engine: the hash of what each is given, and the thread that issues it."""
+    seen, before = [], engine.programs.before
+
+    def note(name, inputs):
+        seen.append((name, digest_of(inputs), threading.current_thread().name))
+        before(name, inputs)
+
+    engine.programs.before = note
+    return seen
+
+
+def used(engine):
+    stats = engine.stats()
+    return stats, [list(pool._free) if hasattr(pool, "_free") else pool.available for pool in engine._scheduler._pools]
+
+
+def ask(worker, watched):
+    """Requests of many kinds, one of which is cancelled and one stopped by its caller."""
+    done, ended = [], threading.Event()
+
+    def deliver(completion, error):
+        done.append(completion)
+        if len(done) == 9:
+            ended.set()
+
+    worker.hold()  # all of them are there before the first step
+    for number, prompt in enumerate(prompts(5, 9, 3, 20, 7, 5, 5, 12, 6)):
+        seen = []
+        stop = (lambda token, logprob, seen=seen: seen.append(token) or len(seen) == 3) if number in watched else None
+        sampling = Sampling(max_tokens=8 + number, temperature=0.9, seed=number, stop_tokens=(3, 4))
+        generated = (7, 8) if number == 4 else ()
+        request = worker.submit(prompt, sampling, generated, on_token=RequestWatch(deliver, None, stop))
+        if number == 5:
+            worker.cancel(request)
+    worker.release()
+    assert ended.wait(60)
+    return done
+
+
+@pytest.mark.parametrize("watched", [(), (1, 3, 6)], ids=["none is stopped", "three are stopped by their callers"])
+def test_a_follower_runs_the_same_programs_whoever_stops_what(watched):
+    theirs, raw, other = with_few_pages(engine(), 5), with_few_pages(engine(), 5), engine()
+    programs = []
+
+    def follow(commands):
+        commands.engine(theirs), commands.engine(other)
+        programs.extend([issued(theirs), issued(other)])
+        commands.issue_while(None)
+        commands.check("phase push", lambda: b"1")
+        return commands.share(None)
+
+    with pair(follow) as (commands, followed):
+        own_other = engine()
+        led, second = commands.engine(raw), commands.engine(own_other)
+        own = [issued(raw), issued(own_other)]
+        workers = [Worker(led), Worker(second)]
+        with ThreadPoolExecutor(1) as pool:
+            run = lambda: (pool.submit(ask, workers[1], watched), ask(workers[0], watched))  # noqa: E731
+            beside, done = commands.issue_while(run)
+        commands.check("phase push", lambda: b"1")
+        assert commands.share({"a": np.arange(3)})["a"].tolist() == [0, 1, 2]
+        assert followed.result(60)["a"].tolist() == [0, 1, 2]
+        for worker in workers:
+            worker.stop()
+    assert len(done) == len(beside.result()) == 9 and {each.finish for each in done} >= {"cancelled", "stop"}
+    for seen, replayed in zip(own, programs, strict=True):
+        assert len(seen) > 8
+        assert [each[:2] for each in seen] == [each[:2] for each in replayed]
+        assert {thread for _, _, thread in seen} == {threading.current_thread().name}
+    assert used(theirs) == used(raw) and raw.stats().preemptions
+    assert theirs.stats().tokens_generated == raw.stats().tokens_generated > 60
+
+
+@pytest.mark.parametrize("what", ["seed", "program", "phase", "kind"])
+def test_a_difference_is_named_before_the_program_is_issued(what, monkeypatch):
+    ran = []
+
+    def follow(commands):
+        theirs = commands.engine(engine())
+        if what == "seed":
+            other = lambda values, engine: request_of(  # noqa: E731
+                values | {"sampling": values["sampling"] | {"seed": 5}}, engine
+            )
+            monkeypatch.setattr(following, "request_of", other)
+        if what == "program":
+            theirs.max_length = 9
+        run = theirs.programs._executables.run
+        theirs.programs._executables.run = lambda *given, **static: ran.append(given[0]) or run(*given, **static)
+        with pytest.raises(DifferenceError, match=r"it is about to do .* where process 0 does"):
+            commands.issue_while(None)
+            if what == "phase":
+                commands.check("phase train", lambda: b"2")
+            commands.share(None)
+        return len(ran)
+
+    several, _ = trees(2)
+    with ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(follow, Follower(several[1], fail))
+        commands = Controller(several[0])
+        worker = Worker(commands.engine(engine()))
+        commands.issue_while(lambda: _generated(worker))
+        commands.check("phase train", lambda: b"1")
+        before = followed.result(60)
+    drop(several)
+    worker.stop()
+    assert (before == 0) if what == "seed" else before >= 2
+
+
+def _generated(worker):
+    ended = threading.Event()
+    sampling = Sampling(max_tokens=20, temperature=0.9, seed=3)
+    worker.submit(prompts(5)[0], sampling, on_token=lambda request: request.state == State.FINISHED and ended.set())
+    assert ended.wait(60)
+
+
+def test_a_request_comes_back_with_all_that_scheduling_depends_on():
+    run = engine()
+    asked = Sampling(max_tokens=9, temperature=0.5, seed=7, stop_tokens=(1, 2), top_logprobs=2, return_experts=False)
+    request = run.make_request(prompts(6)[0], asked, (4, 5))
+    request.order, request.scored_temperature = (3, 1), 0.5
+    back = request_of(request_values(request), run)
+    for name in ("prompt", "sampling", "media", "order", "scored_temperature", "tokens", "versions", "state"):
+        assert getattr(back, name) == getattr(request, name), name
