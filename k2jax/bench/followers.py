@@ -75,7 +75,7 @@ def step_inputs(slots: int) -> tuple[Continuation, Choice, int]:
 
 
 def measure(rounds: int = 10) -> list[Row]:
-    """Rows of the controller's part, of both processes', and of the model: medians of steps, the least of some rounds."""
+    """Rows of the controller's part, of both processes', and the model: medians of steps, the least of the rounds."""
     times = [run(SLOTS, STEPS) for _ in range(rounds)]
     least = {name: min(each[name] for each in times) for name in times[0]}
     levels = next(level for level in itertools.count() if sum(FAN_OUT**i for i in range(level + 1)) >= HOSTS)

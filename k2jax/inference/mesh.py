@@ -110,7 +110,7 @@ def place(array: np.ndarray, spec: PartitionSpec, mesh: Mesh | None) -> Array | 
 
 
 def fetch(arrays: Any) -> Any:
-    """All rows of arrays of one mesh as NumPy arrays, in every process; between processes one program moves them all."""
+    """All rows of arrays of one mesh as NumPy arrays, in every process; one program moves them between processes."""
     leaves = jax.tree.leaves(arrays)
     if not all(array.is_fully_addressable for array in leaves):
         arrays = _replicated(leaves[0].sharding.mesh)(arrays)

@@ -23,8 +23,8 @@ PIECE = 1 << 20
 """Bytes of a frame at most; a longer message is several frames."""
 GREETING_SECONDS = 5.0
 GREETING, WELCOME, MORE, LAST, HEARTBEAT, LOST, END = (bytes((kind,)) for kind in range(1, 8))
-"""Kinds of frames. A message is frames MORE and one LAST; LOST names a process that is gone, and END is the last frame of
-a run that ends well."""
+"""Kinds of frames. A message is frames MORE and one LAST; LOST names a process that is gone, and END is the last frame
+of a run that ends well."""
 _GREETING = struct.Struct("<HI32s")
 _ANSWER = struct.Struct("<H")
 
@@ -53,7 +53,7 @@ class Link:
             self._connection.sendall(b"".join([lengths(1, len(data)), kind, data]))
 
     def try_to_send(self, kind: bytes, data: bytes = b"") -> None:
-        """Sends a short frame, unless another one is being sent or the other end is gone: whoever reads learns of it."""
+        """Sends a short frame, unless another one is being sent or the other end is gone, of which a reader learns."""
         if self._sending.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError):

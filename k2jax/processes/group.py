@@ -168,8 +168,9 @@ class Group:
                 self._hosts |= self._read_entries(_HOSTS)
             line = f"{self._names([failed])} stopped: {line}"
         prefix = f"process {self.index}: " if self.index else ""
-        # Not through Python's buffers, whose lock another thread may hold.
-        os.write(2, f"error: {prefix}{line}\n".encode())
+        # Not through Python's buffers, whose lock another thread may hold. Whoever reads may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {prefix}{line}\n".encode())
 
     def _exit(self, code: int, lost: tuple[int, ...]) -> NoReturn:
         """Ends the process at once.

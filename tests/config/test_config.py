@@ -30,7 +30,7 @@ from k2jax.optim import learning_rate
 from k2jax.rl.setup import check_config
 from k2jax.train.workdir import open_workdir
 
-EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*/*.py"))  # not what they start
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("[!e]*/*.py"))  # not what they start, or suites
 FILE = "from k2jax.config import defaults\ndef get_config():\n    return defaults('pretrain')\n"
 
 

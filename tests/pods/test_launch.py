@@ -118,9 +118,10 @@ def test_the_name_comes_from_the_workdir(workdir, name):
 
 
 def test_the_documented_commands_are_accepted(monkeypatch, capsys):
-    text = (ROOT / "docs/launch.md").read_text().replace("\\\n", " ")
+    pages = ("launch", "laptop_to_pod")
+    text = "".join((ROOT / f"docs/{page}.md").read_text() for page in pages).replace("\\\n", " ")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python -m k2jax.launch")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     monkeypatch.chdir(ROOT)
     for command in commands:
         monkeypatch.setattr(sys, "argv", [*command[2:], "--dry_run"])  # config_flags looks there for overrides

@@ -1,8 +1,8 @@
 """A process that runs no episodes: it replays the controller's log of commands on engines of its own.
 
-It decides nothing by itself: no clock, no set's order and no environment variable takes part. Before it issues a program
-it compares what the program is given with what the controller said, and a difference ends the run, because programs that
-differ would wait for each other for ever.
+It decides nothing by itself: no clock, no set's order and no environment variable takes part. Before it issues a
+program it compares what the program is given with what the controller said, and a difference ends the run, because
+programs that differ would wait for each other for ever.
 """
 
 from __future__ import annotations

