@@ -13,7 +13,6 @@ grace period and then ends the server with exit code 0.
 
 from __future__ import annotations
 
-from pathlib import Path
 import sys
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,8 @@ from k2jax.errors import UserError
 if TYPE_CHECKING:
     from k2jax.agents.api.model_card import ModelCard
     from k2jax.data.images.urls import URL
-    from k2jax.inference.engine import Engine
     from k2jax.inference.worker import Worker
-    from k2jax.serve.following import WeightFollower
+    from k2jax.serve.following import WeightFollower, WeightSource
 
 
 def define(values: flags.FlagValues) -> None:
@@ -83,7 +81,8 @@ def main(values: flags.FlagValues) -> None:
     check_exposure(values.host, keys, values.allow_unauthenticated)
     urls = urls_of_hosts(values.image_hosts)
     sock = open_socket(values.host, values.port)
-    engine, card = _open_model(values, urls)
+    source = _source(values)
+    engine, card = _open_model(values, urls, source)
     from k2jax.agents.web.arrivals import longest_body
     from k2jax.serve.app import make_app
     from k2jax.serve.hosts import ServedHosts
@@ -93,18 +92,20 @@ def main(values: flags.FlagValues) -> None:
     hosts = ServedHosts(values.host, values.allowed_hosts)
     app = make_app(service, keys, longest_body(values.max_body_bytes, card.media is not None), hosts)
     runtime.resume_collection()
-    follower = _follow(engine, values.checkpoint) if values.follow else None
+    follower = _follow(engine, source) if values.follow else None
     run_server(app, service, sock, values.grace_seconds, f"serving {card.name} at {{url}}/v1")
     if follower is not None:
         follower.stop()
     engine.stop()
 
 
-def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker, ModelCard]:
+def _open_model(
+    values: flags.FlagValues, urls: tuple[URL, ...], source: WeightSource | None
+) -> tuple[Worker, ModelCard]:
     """The engine, which has run its first programs, and what requests need to know of its model.
 
     Modules and the tokenizer are loaded while other threads read weights and compiled programs. URLs of images are
-    opened where they begin as one of ``urls``.
+    opened where they begin as one of ``urls``. Where there is a source, the weights are its current ones in the end.
     """
     from k2jax.inference.loading import open_engine
     from k2jax.inference.mesh import make_engine_mesh
@@ -130,8 +131,10 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
         )
         chat = chat_format_or_none(tokenizer)
         card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat=chat, media=media)
-    if values.published:
-        _take_published(engine, run_folder(values.checkpoint))
+    if source is not None:
+        version, leaves = source.load()
+        engine.update_params(leaves, version)
+        print(f"serving version {version} of the weights, which {values.checkpoint} publishes", file=sys.stderr)
     if not engine.has_kept_programs:
         print("compiling the first programs", file=sys.stderr)
         # A prompt of two chunks and a token after it; a later start loads what they need in this order.
@@ -139,24 +142,22 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
     return Worker(engine), card
 
 
-def _take_published(engine: Engine, workdir: Path) -> None:
-    """Replaces an engine's weights by those that the run of a workdir keeps in this machine's memory."""
-    from k2jax.rl.sync.checkpoint_engine import store_folder
-    from k2jax.rl.sync.stored_weights import load_current
-
-    version, leaves = load_current(store_folder(workdir))
-    engine.update_params(leaves, version)
-    print(f"serving version {version} of the weights, which {workdir} keeps in memory", file=sys.stderr)
-
-
-def _follow(engine: Worker, checkpoint: str) -> WeightFollower:
-    """Has an engine go on with what the run publishes."""
+def _source(values: flags.FlagValues) -> WeightSource | None:
+    """What the run of a checkpoint publishes, where that is asked for."""
+    if not values.published:
+        return None
     from k2jax.checkpoint import run_folder
     from k2jax.rl.sync.checkpoint_engine import store_folder
+    from k2jax.serve.following import StoredWeights
+
+    return StoredWeights(store_folder(run_folder(values.checkpoint)))
+
+
+def _follow(engine: Worker, source: WeightSource) -> WeightFollower:
+    """Has an engine go on with what the run publishes."""
     from k2jax.serve.following import WeightFollower
 
-    folder = store_folder(run_folder(checkpoint))
-    return WeightFollower(engine, folder, lambda text: print(text, file=sys.stderr, flush=True))
+    return WeightFollower(engine, source, lambda text: print(text, file=sys.stderr, flush=True))
 
 
 if __name__ == "__main__":

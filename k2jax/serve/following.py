@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 import threading
+from typing import Any, Protocol
 
 from k2jax.errors import UserError
+from k2jax.inference.weights import Name
 from k2jax.inference.worker import Worker
 from k2jax.rl.sync.stored_weights import current_of, load_current
 
@@ -14,21 +16,70 @@ INTERVAL = 0.5
 """Time between two looks at the store, and between two tries to read a damaged version [s]."""
 
 
+class WeightSource(Protocol):
+    """Where the versions of a run's weights come from.
+
+    Attributes:
+        loaded: what ``current`` said of the version that was loaded last; None before the first.
+    """
+
+    loaded: Hashable | None
+
+    def current(self) -> Hashable | None:
+        """What tells the current version from others; None where there is none.
+
+        A run that is resumed publishes the same numbers again, so the number alone does not.
+        """
+
+    def load(self) -> tuple[int, Iterator[tuple[Name, Any]]]:
+        """Number and weights of the current version, for ``Engine.update_params``.
+
+        Raises:
+            UserError: there is none, or, while arrays are read, one is damaged or the rest does not come.
+        """
+
+
+class StoredWeights:
+    """The versions that a run keeps in the memory of this machine.
+
+    Args:
+        folder: of the store.
+
+    Attributes:
+        loaded: as of ``WeightSource``.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.loaded: Hashable | None = None
+
+    def current(self) -> Hashable | None:
+        """See ``WeightSource``."""
+        current = current_of(self._folder)
+        return None if current is None else current["folder"]
+
+    def load(self) -> tuple[int, Iterator[tuple[Name, Any]]]:
+        """See ``WeightSource``."""
+        current = self.current()  # before the weights: a version that replaces it meanwhile is taken next
+        loaded = load_current(self._folder)
+        self.loaded = current
+        return loaded
+
+
 class WeightFollower:
-    """Takes each new version of a store between two steps of an engine, until ``stop``.
+    """Takes each new version of a source between two steps of an engine, until ``stop``.
 
     Requests that run go on under the new weights, after their cache was computed anew. When the run ends, the last
     version is served on. A version that is damaged stops generation until a whole one is there.
 
     Args:
-        worker: of the engine, whose weights are the store's current ones.
-        folder: of the store.
+        worker: of the engine, whose weights are those that the source has loaded last.
+        source: of the weights.
         say: is told of every version that is taken, and of every failure.
     """
 
-    def __init__(self, worker: Worker, folder: Path, say: Callable[[str], None]):
-        self._worker, self._folder, self._say = worker, folder, say
-        self._taken = self._current()
+    def __init__(self, worker: Worker, source: WeightSource, say: Callable[[str], None]):
+        self._worker, self._source, self._say = worker, source, say
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
         self._thread.start()
@@ -38,16 +89,12 @@ class WeightFollower:
         self._stopped.set()
         self._thread.join()
 
-    def _current(self) -> str | None:
-        """What tells the current version from others: a run that is resumed publishes the same numbers again."""
-        current = current_of(self._folder)
-        return None if current is None else current["folder"]
-
     def _follow(self) -> None:
+        taken = self._source.loaded
         while not self._stopped.wait(INTERVAL):
             try:
-                current = self._current()
-                if current is None or current == self._taken:
+                current = self._source.current()
+                if current is None or current == taken:
                     continue
                 self._worker.hold()
             except (OSError, ValueError) as error:
@@ -56,25 +103,27 @@ class WeightFollower:
             except RuntimeError:  # the worker has ended, and with it the server
                 return
             try:
-                self._take()
+                taken = self._take(taken)
             finally:
                 self._worker.release()
 
-    def _take(self) -> None:
-        """Takes the current version; tries again where it cannot be read whole, since half of it may be there."""
+    def _take(self, taken: Hashable | None) -> Hashable | None:
+        """Takes the current version and returns what the source says of the one that the engine has then.
+
+        Tries again where it cannot be read whole, since half of it may be there.
+        """
         begun = False
         while not self._stopped.is_set():
             try:
-                current = self._current()
-                version, leaves = load_current(self._folder)
+                version, leaves = self._source.load()
                 begun = True
                 self._worker.engine.update_params(leaves, version)
             except UserError as error:
                 self._say(str(error))
                 if not begun:  # the run has ended at this moment: the weights are those of before
-                    return
+                    return taken
                 self._stopped.wait(INTERVAL)
                 continue
-            self._taken = current
             self._say(f"serving version {version} of the weights")
-            return
+            return self._source.loaded
+        return taken

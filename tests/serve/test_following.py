@@ -13,7 +13,7 @@ from k2jax.inference.client import EngineClient
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from k2jax.serve import following
 from k2jax.serve.__main__ import define, main
-from k2jax.serve.following import WeightFollower
+from k2jax.serve.following import StoredWeights, WeightFollower
 from tests.inference.tiny import engine
 
 PROMPT = (1, 2, 3)
@@ -27,7 +27,9 @@ def served(tmp_path, monkeypatch):
     store, said = CheckpointEngine(tmp_path / "store"), []
     store.publish(engine().weights.leaves(), 0)
     worker = Worker(engine())
-    follower = WeightFollower(worker, tmp_path / "store", said.append)
+    source = StoredWeights(tmp_path / "store")
+    worker.engine.update_params(source.load()[1], 0)
+    follower = WeightFollower(worker, source, said.append)
     yield worker, store, said
     follower.stop()
     worker.stop()
@@ -102,6 +104,21 @@ def test_half_a_version_answers_nothing_until_a_whole_one_is_there(served, monke
     eventually(lambda: "serving version 1 of the weights" in said)
     assert said == ["it is damaged", "it is damaged", "serving version 1 of the weights"]
     assert answer(worker) == expected(1)
+
+
+def test_a_version_that_comes_while_a_server_starts_is_served(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "INTERVAL", 0.01)
+    store, said = CheckpointEngine(tmp_path / "store"), []
+    store.publish(engine().weights.leaves(), 0)
+    worker, source = Worker(engine()), StoredWeights(tmp_path / "store")
+    version, leaves = source.load()
+    store.publish(engine(seed=1).weights.leaves(), 1)
+    worker.engine.update_params(leaves, version)
+    follower = WeightFollower(worker, source, said.append)
+    eventually(lambda: said == ["serving version 1 of the weights"])
+    assert answer(worker) == expected(1)
+    follower.stop()
+    worker.stop()
 
 
 def test_following_needs_a_run_that_publishes():
