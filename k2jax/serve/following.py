@@ -90,15 +90,17 @@ class WeightFollower:
         self._thread.join()
 
     def _follow(self) -> None:
-        taken = self._source.loaded
+        taken, failure = self._source.loaded, ""
         while not self._stopped.wait(INTERVAL):
             try:
                 current = self._source.current()
                 if current is None or current == taken:
                     continue
                 self._worker.hold()
-            except (OSError, ValueError) as error:
-                self._say(f"the published weights cannot be read: {error}")
+            except (OSError, ValueError, UserError) as error:
+                if str(error) != failure:  # where a run has ended, that is said once
+                    failure = str(error)
+                    self._say(f"the published weights cannot be read: {failure}")
                 continue
             except RuntimeError:  # the worker has ended, and with it the server
                 return
