@@ -38,6 +38,9 @@ class WeightSource(Protocol):
             UserError: there is none, or, while arrays are read, one is damaged or the rest does not come.
         """
 
+    def close(self) -> None:
+        """Leaves the source; another thread that reads arrays gets no more of them."""
+
 
 class StoredWeights:
     """The versions that a run keeps in the memory of this machine.
@@ -65,6 +68,9 @@ class StoredWeights:
         self.loaded = current
         return loaded
 
+    def close(self) -> None:
+        """See ``WeightSource``; nobody waits for what lies in memory."""
+
 
 class WeightFollower:
     """Takes each new version of a source between two steps of an engine, until ``stop``.
@@ -85,8 +91,9 @@ class WeightFollower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Follows no longer; returns when the engine is the worker's alone."""
+        """Follows no longer and leaves the source; returns when the engine is the worker's alone."""
         self._stopped.set()
+        self._source.close()
         self._thread.join()
 
     def _follow(self) -> None:

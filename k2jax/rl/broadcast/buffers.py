@@ -6,11 +6,15 @@ import queue
 import threading
 from typing import Any
 
+from k2jax.errors import UserError
 from k2jax.rl.broadcast.pieces import Coming
 
 
-class StoppedError(Exception):
+class StoppedError(UserError):
     """Nobody wants what comes any more."""
+
+    def __init__(self):
+        super().__init__("the weights are not taken to their end, since this process stops")
 
 
 class Chunk:

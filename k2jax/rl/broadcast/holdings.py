@@ -49,10 +49,15 @@ class StoredVersion:
         folder: of the version.
         manifest: of it. Where it is still written, what it will be: the weights of a model have the same names and
             shapes in every version.
+
+    Attributes:
+        checked: pieces whose checksums were compared.
     """
 
     def __init__(self, folder: Path, manifest: Manifest):
         self.folder, self.manifest = folder, manifest
+        self.checked: set[int] = set()
+        self._damaged = ""
 
     @contextlib.contextmanager
     def read(self, beat: Callable[[], None]) -> Iterator[Memory]:
@@ -64,14 +69,28 @@ class StoredVersion:
         with lock:
             if not locked(lock, fcntl.LOCK_SH) or not self.folder.exists():
                 raise gone(self.manifest)
-            yield _StoredMemory(self.folder, self.manifest, beat)
+            self.check()
+            yield _StoredMemory(self, beat)
+
+    def check(self, crc: int = 0, entry: dict | None = None) -> None:
+        """Refuses the version from now on, to everyone, where a piece has another checksum than the store says.
+
+        Raises:
+            UserError: the version is damaged.
+        """
+        if entry is not None and crc != entry["crc32"]:
+            path = self.folder / entry["file"]
+            self._damaged = f"{path} is damaged; restart the trainer, which publishes the weights anew"
+        if self._damaged:
+            raise UserError(self._damaged)
 
 
 class _StoredMemory:
     """The files of a version, each when it is whole."""
 
-    def __init__(self, folder: Path, manifest: Manifest, beat: Callable[[], None]):
-        self._folder, self._manifest, self._beat = folder, manifest, beat
+    def __init__(self, version: StoredVersion, beat: Callable[[], None]):
+        self._version, self._folder, self._manifest = version, version.folder, version.manifest
+        self._beat = beat
         self._entries: list[dict] | None = None
         self._crcs: dict[int, int] = {}
         self._mapped: tuple[int, memoryview] | None = None
@@ -90,6 +109,13 @@ class _StoredMemory:
             self._mapped = (piece, memoryview(data))
         return self._mapped[1]
 
+    def check(self, piece: int) -> None:
+        """See ``Memory``; a piece that is being written was not yet read by anyone."""
+        data = self.memory(piece)
+        if self._entries is not None and piece not in self._version.checked:
+            self._version.check(zlib.crc32(data), self._entries[piece])
+            self._version.checked.add(piece)
+
     def sent(self, piece: int, crc: int) -> None:
         """See ``Memory``."""
         self._crcs[piece] = crc
@@ -101,9 +127,7 @@ class _StoredMemory:
         if tuple(Piece.of_entry(entry) for entry in entries) != self._manifest.pieces:
             raise UserError("the trainer has published other weights than the version before had")
         for piece, crc in self._crcs.items():
-            if entries[piece]["crc32"] != crc:
-                path = self._folder / entries[piece]["file"]
-                raise UserError(f"{path} is damaged; restart the trainer, which publishes the weights anew")
+            self._version.check(crc, entries[piece])
 
     def _wait(self, piece: int) -> None:
         """Waits until a piece is written; a file is whole when the one behind it is there."""
@@ -175,8 +199,11 @@ class _EngineMemory:
     def __init__(self, memory: Callable[[int], memoryview]):
         self.memory = memory
 
-    def sent(self, piece: int, crc: int) -> None:
+    def check(self, piece: int) -> None:
         """See ``Memory``; nothing was written that could differ."""
+
+    def sent(self, piece: int, crc: int) -> None:
+        """See ``Memory``."""
 
     def end(self) -> None:
         """See ``Memory``."""

@@ -7,6 +7,7 @@ What follows is neither encrypted nor signed: checksums find damage, not forgery
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -196,10 +197,8 @@ class Peer:
 
     def close(self) -> None:
         """Ends the connection; another thread that waits for it hears of it."""
-        try:
+        with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self.socket.close()
 
 

@@ -52,6 +52,7 @@ class ReceivedWeights:
         self._key, self._weights, self._say, self._listen = key, weights, say, listen
         self._server: WeightServer | None = None
         self._held: list[EngineVersion] = []
+        self._streams: list[StreamReceiver] = []
         self.loaded: Hashable | None = None
 
     def current(self) -> Hashable | None:
@@ -79,8 +80,11 @@ class ReceivedWeights:
         return version, self._arrays(manifests, plan)
 
     def close(self) -> None:
-        """Gives nothing to others any more, and leaves the sources."""
-        self._withdraw()
+        """See ``WeightSource``; gives nothing to others any more, too."""
+        for stream in self._streams:
+            stream.close()
+        for held in self._held:
+            held.withdraw()
         if self._server is not None:
             self._server.close()
         for source in self._sources:
@@ -109,6 +113,7 @@ class ReceivedWeights:
             )
             for number, spans in wants.items()
         }
+        self._streams = list(streams.values())
         with server.passing({groups[number]: stream for number, stream in streams.items()}):
             for stream in streams.values():
                 stream.start()
@@ -186,7 +191,7 @@ class ReceivedWeights:
                     raise
                 failed.add(parent)
                 raise FrameError(f"{text_of(parent)}: {error}") from None
-            return Opened(parent, peer, bool(answer["followed"]))
+            return Opened(parent, peer, bool(answer["followed"]), answer["parent"] is None)
 
         return opened
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import graphlib
+import itertools
 import math
 from typing import NamedTuple
 
@@ -85,15 +87,28 @@ def plan_of(manifests: list[Manifest], weights: EngineWeights) -> Plan:
     weights.check(whole)
     load = [0] * len(manifests)
     arrays, wanted = [], [{} for _ in manifests]
-    for name, pieces in found.items():
-        array = _planned(name, pieces, weights, load)
+    for name in _in_order(manifests):
+        array = _planned(name, found[name], weights, load)
         for part in array.parts:
-            if list(wanted[part.source])[-1:] > [part.piece]:
-                raise UserError("the sources of the weights have them in different orders; they are of one run")
             wanted[part.source][part.piece] = list(part.rows)
         arrays.append(array)
     spans = tuple(row_spans(manifest.pieces, rows) for manifest, rows in zip(manifests, wanted, strict=True))
     return Plan(tuple(arrays), spans)
+
+
+def _in_order(manifests: list[Manifest]) -> Iterator[Name]:
+    """All names, in the order in which every source sends those that it has."""
+    order: graphlib.TopologicalSorter[Name] = graphlib.TopologicalSorter()
+    for manifest in manifests:
+        names = [name for name, _ in itertools.groupby(manifest.pieces, lambda piece: piece.name)]
+        for before, name in itertools.pairwise([None, *names]):
+            order.add(name, *([] if before is None else [before]))
+    try:
+        yield from order.static_order()
+    except graphlib.CycleError:
+        raise UserError(
+            "the sources of the weights do not have them in one order; name the addresses of one run"
+        ) from None
 
 
 def _planned(name: Name, pieces: list[tuple[int, int, Piece]], weights: EngineWeights, load: list[int]) -> ArrayPlan:

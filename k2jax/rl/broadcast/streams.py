@@ -39,14 +39,21 @@ class DamagedError(FrameError):
     """A chunk is not the one that was sent, or not the one that comes next."""
 
 
+class BrokenError(FrameError):
+    """The sender has no more of the version; the message is its own."""
+
+
 class Memory(Protocol):
     """Reads a version piece by piece."""
 
     def memory(self, piece: int) -> memoryview:
         """The bytes of a piece; pieces are asked for in order."""
 
+    def check(self, piece: int) -> None:
+        """A part of a piece is to be sent; raises UserError where the piece is damaged."""
+
     def sent(self, piece: int, crc: int) -> None:
-        """A piece was sent whole, with this checksum; raises UserError where it is another's."""
+        """A piece was sent whole, with this checksum."""
 
     def end(self) -> None:
         """Everything was sent; raises UserError where it was not what it should have been."""
@@ -59,11 +66,13 @@ class Opened(NamedTuple):
         address: of the other end.
         peer: the connection, from which chunks are read.
         followed: whether a successor is to come before the first chunk is read.
+        is_source: whether nobody has what this one has not.
     """
 
     address: Address
     peer: Peer
     followed: bool
+    is_source: bool
 
 
 def beat(peer: Peer, tag: bytes) -> None:
@@ -87,12 +96,15 @@ def send_version(peer: Peer, manifest: Manifest, spans: tuple[Span, ...], at: Pr
     peer.socket.settimeout(TAKEN_SECONDS)
     try:
         while (chunk := coming(spans, manifest.chunk, at)) is not None:
+            span, is_last = spans[at.span], chunk.after.span > at.span
+            is_whole = span == (chunk.piece, 0, manifest.pieces[chunk.piece].bytes)
+            if not is_whole and not at.offset:
+                memory.check(chunk.piece)
             data = memory.memory(chunk.piece)[chunk.offset : chunk.offset + chunk.bytes]
             crc = zlib.crc32(data, chunk.crc)
             _send(peer, CHUNK_RECORD.pack(manifest.tag, chunk.piece, chunk.offset, crc), data)
-            span, is_last = spans[at.span], chunk.after.span > at.span
             at = chunk.after if is_last else chunk.after._replace(crc=crc)
-            if is_last and span == (chunk.piece, 0, manifest.pieces[chunk.piece].bytes):
+            if is_last and is_whole:
                 memory.sent(chunk.piece, crc)
         memory.end()
     except UserError as error:
@@ -215,11 +227,11 @@ class StreamReceiver:
 
     def _receive(self) -> None:
         failed: set[Address] = set()
-        failures, address = 0, None
+        failures, address, is_source = 0, None, False
         while True:
             before = self._at
             try:
-                address, self._peer, followed = self._opener(self._at, failed)
+                address, self._peer, followed, is_source = self._opener(self._at, failed)
                 if self._stopped:
                     raise StoppedError
                 self._await_successor(followed)
@@ -228,6 +240,8 @@ class StreamReceiver:
             except (OSError, FrameError) as error:
                 if self._stopped:
                     raise StoppedError from None
+                if is_source and isinstance(error, BrokenError):
+                    raise UserError(str(error)) from None
                 if self._at != before:
                     failed.clear()
                     failures = 0
@@ -281,7 +295,7 @@ class StreamReceiver:
             if piece == BEAT:
                 continue
             if piece == BROKEN:
-                raise FrameError(bytes(buffer[:count]).decode("utf-8", "replace"))
+                raise BrokenError(bytes(buffer[:count]).decode("utf-8", "replace"))
             if piece == END:
                 if chunk.place is not None:
                     raise DamagedError("the end came before the last chunk")
