@@ -7,7 +7,7 @@ from k2jax import cli
 from k2jax.client import Sampling
 from k2jax.convert.loading import Opened, tokenizer_of
 from k2jax.errors import UserError
-from k2jax.inference.loading import load_engine
+from k2jax.inference.loading import load_engine, open_engine
 from k2jax.inference.worker import Worker
 from k2jax.rl.broadcast import rounds
 from k2jax.serve.__main__ import _give, _open_model, define, main
@@ -24,6 +24,18 @@ def flags(*given):
     return values
 
 
+def test_an_engine_is_filled_in_the_place_of_its_checkpoint(checkpoint, monkeypatch):
+    expected = dict(load_engine(checkpoint, slots=1, max_length=64).weights.leaves())
+    monkeypatch.setattr(Opened, "host_leaves", None)
+    filled = lambda engine: engine.update_params(expected, 3)  # noqa: E731
+    with open_engine(checkpoint, slots=1, max_length=64, fill=filled) as engine:
+        pass
+    assert engine.version == 3
+    for name, array in engine.weights.leaves():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.mark.slow
 def test_a_server_starts_from_another_and_reads_no_weights(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.0)
     engine = load_engine(checkpoint, slots=1, max_length=512)
