@@ -1,8 +1,8 @@
 """A process of the benchmark of broadcasts: ``python -m k2jax.bench.weight_receiver WHAT PORT ARRAYS BYTES``.
 
 ``broadcast`` takes the version of a source for every line on standard input and prints a line of JSON when it has it,
-with the most memory that the process had beyond its weights and modules [bytes]. ``socket`` reads as many bytes from a
-plain socket for every line.
+with the most memory that the process had beyond its weights and modules [bytes], and its processor time. ``socket``
+reads as many bytes from a plain socket for every line.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import re
 import socket
 import sys
+import time
 from typing import Any
 
 import jax
@@ -58,19 +59,21 @@ def _broadcast(port: int, weights: PlainWeights) -> None:
     before = _memory("VmRSS")
     for _ in sys.stdin:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        began = time.process_time()
         for name, array in source.load()[1]:
             np.copyto(weights.arrays[name], array)  # what takes them to a device
-        print(json.dumps({"memory": _memory("VmHWM") - before}), flush=True)
+        seconds = time.process_time() - began
+        print(json.dumps({"memory": _memory("VmHWM") - before, "processor": seconds}), flush=True)
     source.close()
 
 
 def _socket(port: int, size: int) -> None:
     connection, buffer = socket.create_connection((HOST, port)), memoryview(bytearray(READ))
     for _ in sys.stdin:
-        left = size
+        began, left = time.process_time(), size
         while left:
             left -= connection.recv_into(buffer[:left])
-        print(json.dumps({}), flush=True)
+        print(json.dumps({"processor": time.process_time() - began}), flush=True)
 
 
 if __name__ == "__main__":

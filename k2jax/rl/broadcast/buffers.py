@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from typing import Any
@@ -69,12 +70,15 @@ class Buffers:
         with self._lock:
             chunk.users -= 1
             free = not chunk.users
-        if free:
+        if free and not self._stopped:
             self._free.put(memoryview(chunk.data.obj))
 
     def stop(self) -> None:
-        """Ends all waits, now and later."""
+        """Ends all waits, now and later, and lets go of what is free."""
         self._stopped = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._free.get_nowait()
         self._free.put(None)
 
 

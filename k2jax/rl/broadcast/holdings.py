@@ -226,6 +226,7 @@ def can_give(weights: EngineWeights, manifest: Manifest) -> bool:
         return False
     for piece in manifest.pieces:
         target = weights.target(piece.name if isinstance(piece.name, str) else piece.name[0])
+        # Layers of a stack that is spread over processes are cut out by a program of all of them.
         if target.dtype != jnp.dtype(piece.dtype) or not target.sharding.is_fully_addressable:
             return False
     return True

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 import numpy as np
 
 from k2jax.errors import UserError, abbreviate
@@ -23,10 +24,15 @@ from k2jax.rl.broadcast.streams import BUFFERS, Opened, StreamReceiver
 from k2jax.rl.broadcast.weight_server import WeightServer
 
 _LEAST_BUFFERS = 2
+_MOST_VERSIONS = 3  # that a source has: one that is written, the current one, the one before
+_NONE = np.iinfo(np.int32).min  # in place of a version
 
 
 class ReceivedWeights:
     """Takes versions from the processes of a run, or from an engine that has them, and gives them on.
+
+    Each process of an engine that is spread over several has one, takes what its devices hold, and loads when the
+    others do.
 
     Args:
         addresses: of the sources, one for each process of the run; of an engine its own alone.
@@ -61,16 +67,13 @@ class ReceivedWeights:
         Raises:
             OSError: a source does not answer.
         """
-        found = self._newest()
-        return None if found is None else found[1]
+        found = self._common()
+        return None if not found else next(iter(found.values()))
 
     def load(self) -> tuple[int, Iterator[tuple[Name, Any]]]:
         """See ``WeightSource``."""
         try:
-            found = self._newest()
-            if found is None:
-                raise UserError(f"no whole weights at {self._places()}; the trainer publishes there when it starts")
-            version, identities = found
+            version, identities = self._agreed()
             asked = zip(self._sources, identities, strict=True)
             manifests = [source.manifest(identity) for source, identity in asked]
         except OSError as error:
@@ -93,14 +96,44 @@ class ReceivedWeights:
     def _places(self) -> str:
         return ", ".join(text_of(source.address) for source in self._sources)
 
-    def _newest(self) -> tuple[int, tuple[str, ...]] | None:
-        """The newest number that all sources have, and what each calls it."""
+    def _common(self) -> dict[int, tuple[str, ...]]:
+        """The numbers that all sources have, the newest first, and what each source calls them."""
         held = [source.versions() for source in self._sources]
+        common: dict[int, tuple[str, ...]] = {}
         for _, number in held[0]:
             identities = [next((name for name, each in versions if each == number), None) for versions in held]
             if None not in identities:
-                return number, tuple(identities)
-        return None
+                common.setdefault(number, tuple(identities))
+        return common
+
+    def _agreed(self) -> tuple[int, tuple[str, ...]]:
+        """The version to load, the same in all processes of an engine.
+
+        Raises:
+            UserError: there is none, in every process.
+            OSError: a source does not answer this process; the others are told.
+        """
+        if self._is_alone():
+            common = self._common()
+            numbers = list(common)
+        else:
+            try:
+                common, error = self._common(), None
+            except OSError as refused:
+                common, error = {}, refused
+            mine = [*common, _NONE, _NONE][:_MOST_VERSIONS]
+            everyone = multihost_utils.process_allgather(np.array(mine, np.int32))
+            if error is not None:
+                raise error
+            numbers = [int(each) for each in everyone[0] if each != _NONE and (everyone == each).any(1).all()]
+        if not numbers:
+            raise UserError(f"no whole weights at {self._places()}; the trainer publishes there when it starts")
+        return numbers[0], common[numbers[0]]
+
+    def _is_alone(self) -> bool:
+        """Whether the engine's devices are all of this process."""
+        name = next(iter(self._weights.names()))
+        return self._weights.target(name if isinstance(name, str) else name[0]).sharding.is_fully_addressable
 
     def _arrays(self, manifests: list[Manifest], plan: Plan) -> Iterator[tuple[Name, Any]]:
         server = self._withdraw()
@@ -124,6 +157,7 @@ class ReceivedWeights:
                 finally:
                     for stream in streams.values():
                         stream.close()
+                    self._streams = []
         self._give(server, manifests, groups)
 
     def _placed(

@@ -1,6 +1,7 @@
 """Every receiver has the weights bit for bit, whatever they are, and the source sends them once."""
 
 from collections import Counter
+import json
 import threading
 import time
 
@@ -18,6 +19,7 @@ from k2jax.rl.broadcast.store_source import StoreSource
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from tests.inference.tiny import MLA, weights
 from tests.rl.broadcast.sources import ANYWHERE, KEY, Arrays, drawn, receivers, source, take_all
+from tests.train.together import end, free_port, python
 
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint16", "int32", "int64", "bool")
 
@@ -257,3 +259,14 @@ def test_an_array_that_was_damaged_in_the_store_is_refused(run):
         until(lambda: receiver.current() is not None)
         with pytest.raises(UserError, match=r"000002.bin is damaged; restart the trainer"):
             list(receiver.load()[1])
+
+
+@pytest.mark.slow
+def test_two_processes_of_an_engine_take_their_shards_from_two_of_a_run(tmp_path):
+    port = free_port()
+    told = end([python(["-m", "tests.rl.broadcast.share_member", str(tmp_path)], i, 2, port) for i in range(2)], 200)
+    assert [code for code, _, _ in told] == [0, 0], told
+    for _, stdout, _ in told:
+        lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]  # gloo prints too
+        assert [line["version"] for line in lines] == [1, 2] and all(line["equal"] for line in lines)
+        assert all(line["bytes"] < line["whole"] for line in lines)
