@@ -10,11 +10,13 @@ stream and the arrays on their way, one that is put together, one that waits and
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 import contextlib
 import json
 from pathlib import Path
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,15 +42,16 @@ def measure(rounds: int = 10) -> list[Row]:
     """Rows of the rate to 2 and to 4 receivers, each against both baselines, and of their memory."""
     total, held = ARRAYS * BYTES, {f"w{i}": np.full(BYTES, i, np.uint8) for i in range(ARRAYS)}
     peaks: dict[int, float] = {count: 0.0 for count in COUNTS}
+    busy: dict[str, list[float]] = collections.defaultdict(list)
     root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-bench-", dir=root)))
         store = CheckpointEngine(folder / "store")
         store.publish(held, 1)
         candidates: dict[str, Callable[[], Any]] = {
-            str(count): _broadcast(opened, store.folder, count, peaks) for count in COUNTS
+            str(count): _broadcast(opened, store.folder, count, peaks, busy) for count in COUNTS
         }
-        candidates["socket"] = _plain_socket(opened, held)
+        candidates["socket"] = _plain_socket(opened, held, busy)
         copies = {name: np.zeros_like(array) for name, array in held.items()}
         candidates["memory"] = lambda: [np.copyto(copies[name], array) for name, array in held.items()]
         seconds = interleaved(candidates, rounds)
@@ -59,11 +62,13 @@ def measure(rounds: int = 10) -> list[Row]:
         what = f"broadcast {total / 1e6:.0f} MB to {count} receivers"
         rows.append(rate_row(what, rates[str(count)], rates["socket"], "GB/s", "plain socket, to one"))
         rows.append(rate_row(what, rates[str(count)], rates["memory"], "GB/s", "plain copy"))
+        spent = [statistics.median(busy[name]) / total * 1e9 for name in (str(count), "socket")]
+        rows.append(cost_row(f"processor of one of {count}, a GB", *spent, "s", "reader of the socket"))
         rows.append(cost_row(f"memory of a receiver of {count}", peaks[count] / 1e6, bound / 1e6, "MB", "bound"))
     return rows
 
 
-def _started(opened: contextlib.ExitStack, what: str, port: int) -> Callable[[], Callable[[], dict[str, int]]]:
+def _started(opened: contextlib.ExitStack, what: str, port: int) -> Callable[[], Callable[[], dict[str, float]]]:
     """A process that begins when it is told to; what that returns waits for its answer."""
     command = [sys.executable, "-m", "k2jax.bench.weight_receiver", what, str(port), str(ARRAYS), str(BYTES)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -71,7 +76,7 @@ def _started(opened: contextlib.ExitStack, what: str, port: int) -> Callable[[],
     opened.callback(process.stdin.close)
     process.stdout.readline()
 
-    def begin() -> Callable[[], dict[str, int]]:
+    def begin() -> Callable[[], dict[str, float]]:
         process.stdin.write("\n")
         process.stdin.flush()
         return lambda: json.loads(process.stdout.readline())
@@ -79,7 +84,9 @@ def _started(opened: contextlib.ExitStack, what: str, port: int) -> Callable[[],
     return begin
 
 
-def _broadcast(opened: contextlib.ExitStack, store: Path, count: int, peaks: dict[int, float]) -> Callable[[], None]:
+def _broadcast(
+    opened: contextlib.ExitStack, store: Path, count: int, peaks: dict[int, float], busy: dict[str, list[float]]
+) -> Callable[[], None]:
     """Sends the store's version, as a new one each time."""
     [folder] = store.glob("1-*")
     entries = json.loads((folder / "manifest.json").read_text())["arrays"]
@@ -93,12 +100,15 @@ def _broadcast(opened: contextlib.ExitStack, store: Path, count: int, peaks: dic
         number = next(runs)
         server.offer(StoredVersion(folder, Manifest(f"{count}-{number}", number, pieces)))
         answers = [answer() for answer in [begin() for begin in receivers]]
+        busy[str(count)] += [answer["processor"] for answer in answers]
         peaks[count] = max(peaks[count], *(answer["memory"] for answer in answers))
 
     return run
 
 
-def _plain_socket(opened: contextlib.ExitStack, held: dict[str, np.ndarray]) -> Callable[[], None]:
+def _plain_socket(
+    opened: contextlib.ExitStack, held: dict[str, np.ndarray], busy: dict[str, list[float]]
+) -> Callable[[], None]:
     listener = opened.enter_context(socket.create_server((HOST, 0)))
     begin = _started(opened, "socket", listener.getsockname()[1])
     connection = opened.enter_context(listener.accept()[0])
@@ -107,7 +117,7 @@ def _plain_socket(opened: contextlib.ExitStack, held: dict[str, np.ndarray]) -> 
         answer = begin()
         sending = threading.Thread(target=lambda: [connection.sendall(memoryview(array)) for array in held.values()])
         sending.start()
-        answer()
+        busy["socket"].append(answer()["processor"])
         sending.join()
 
     return run

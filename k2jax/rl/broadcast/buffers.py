@@ -18,7 +18,7 @@ class StoppedError(UserError):
         super().__init__("the weights are not taken to their end, since this process stops")
 
 
-class Chunk:
+class BufferedChunk:
     """A chunk in a buffer.
 
     Attributes:
@@ -65,7 +65,7 @@ class Buffers:
             raise StoppedError
         return buffer
 
-    def give(self, chunk: Chunk) -> None:
+    def give(self, chunk: BufferedChunk) -> None:
         """One who needed a chunk has had it."""
         with self._lock:
             chunk.users -= 1
@@ -101,7 +101,7 @@ class Relay:
             if not self.closed:
                 self._chunks.put(item)
                 return
-        if isinstance(item, Chunk):
+        if isinstance(item, BufferedChunk):
             self._buffers.give(item)
 
     def get(self, timeout: float | None = None) -> Any:
@@ -117,6 +117,6 @@ class Relay:
                 item = self._chunks.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(item, Chunk):
+            if isinstance(item, BufferedChunk):
                 self._buffers.give(item)
         self._chunks.put(StoppedError())  # for who waits

@@ -37,7 +37,7 @@ _CONTROL = Bounds(1 << 14, 32 << 20)
 Address = tuple[str, int]
 
 
-class RefusedError(UserError):
+class WeightsRefusedError(UserError):
     """The other end does not give what it was asked for; the message is its own."""
 
 
@@ -183,7 +183,7 @@ class Peer:
         """Sends a question and returns the answer.
 
         Raises:
-            RefusedError: the other end says why it does not answer it.
+            WeightsRefusedError: the other end says why it does not answer it.
             OSError: it is gone.
             FrameError: it is gone, or its answer is none.
         """
@@ -192,7 +192,7 @@ class Peer:
         answer, payload = self.hear()
         self.socket.settimeout(SILENCE_SECONDS)
         if "refused" in answer:
-            raise RefusedError(abbreviate(answer["refused"], 300).strip("'\""))
+            raise WeightsRefusedError(abbreviate(answer["refused"], 300).strip("'\""))
         return answer, payload
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ def digest(spans: Sequence[Span]) -> str:
     return hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:32]
 
 
-class Progress(NamedTuple):
+class StreamPlace(NamedTuple):
     """How far a stream is.
 
     Attributes:
@@ -206,17 +206,17 @@ class Coming(NamedTuple):
     offset: int
     bytes: int
     crc: int
-    after: Progress
+    after: StreamPlace
 
 
-def coming(spans: Sequence[Span], chunk: int, at: Progress) -> Coming | None:
+def coming(spans: Sequence[Span], chunk: int, at: StreamPlace) -> Coming | None:
     """The next chunk of a stream; None at its end."""
     if at.span == len(spans):
         return None
     piece, begin, end = spans[at.span]
     count = min(chunk, end - begin - at.offset)
     done = begin + at.offset + count == end
-    after = Progress(at.span + 1) if done else Progress(at.span, at.offset + count)
+    after = StreamPlace(at.span + 1) if done else StreamPlace(at.span, at.offset + count)
     return Coming(piece, begin + at.offset, count, at.crc, after)
 
 

@@ -17,10 +17,10 @@ from k2jax.errors import UserError, abbreviate
 from k2jax.files.frames import FrameError
 from k2jax.inference.weights import EngineWeights, Name
 from k2jax.rl.broadcast.holdings import EngineVersion, can_give, checksum
-from k2jax.rl.broadcast.peers import Address, Peer, RefusedError, text_of
-from k2jax.rl.broadcast.pieces import Manifest, Progress, Span, digest
-from k2jax.rl.broadcast.shares import ArrayPlan, Box, Plan, assembled, plan_of
-from k2jax.rl.broadcast.streams import BUFFERS, Opened, StreamReceiver
+from k2jax.rl.broadcast.peers import Address, Peer, WeightsRefusedError, text_of
+from k2jax.rl.broadcast.pieces import Manifest, Span, StreamPlace, digest
+from k2jax.rl.broadcast.shares import ArrayPlan, Box, SharePlan, assembled, plan_of
+from k2jax.rl.broadcast.streams import BUFFERS, OpenedStream, StreamReceiver
 from k2jax.rl.broadcast.weight_server import WeightServer
 
 _LEAST_BUFFERS = 2
@@ -135,7 +135,7 @@ class ReceivedWeights:
         name = next(iter(self._weights.names()))
         return self._weights.target(name if isinstance(name, str) else name[0]).sharding.is_fully_addressable
 
-    def _arrays(self, manifests: list[Manifest], plan: Plan) -> Iterator[tuple[Name, Any]]:
+    def _arrays(self, manifests: list[Manifest], plan: SharePlan) -> Iterator[tuple[Name, Any]]:
         server = self._withdraw()
         wants = {number: spans for number, spans in enumerate(plan.spans) if spans}
         groups = {number: (manifests[number].identity, digest(spans)) for number, spans in wants.items()}
@@ -203,12 +203,12 @@ class ReceivedWeights:
 
     def _opener(
         self, number: int, group: tuple[str, str], spans: tuple[Span, ...]
-    ) -> Callable[[Progress, set[Address]], Opened]:
+    ) -> Callable[[StreamPlace, set[Address]], OpenedStream]:
         """Connects a stream to whom the source names."""
         source, identity, want = self._sources[number], *group
         joined = False
 
-        def opened(at: Progress, failed: set[Address]) -> Opened:
+        def opened(at: StreamPlace, failed: set[Address]) -> OpenedStream:
             nonlocal joined
             values = {"identity": identity, "want": want}
             if joined:
@@ -220,12 +220,12 @@ class ReceivedWeights:
             try:
                 peer = Peer.call(parent, self._key)
                 peer.ask("stream", json.dumps(spans).encode(), identity=identity, live=answer["live"], at=at)
-            except (OSError, FrameError, RefusedError) as error:
-                if isinstance(error, RefusedError) and answer["parent"] is None:
+            except (OSError, FrameError, WeightsRefusedError) as error:
+                if isinstance(error, WeightsRefusedError) and answer["parent"] is None:
                     raise
                 failed.add(parent)
                 raise FrameError(f"{text_of(parent)}: {error}") from None
-            return Opened(parent, peer, bool(answer["followed"]), answer["parent"] is None)
+            return OpenedStream(parent, peer, bool(answer["followed"]), answer["parent"] is None)
 
         return opened
 
@@ -245,14 +245,14 @@ class _Source:
         self._lock = threading.Lock()
 
     def ask(self, question: str, **values: Any) -> tuple[dict[str, Any], bytes]:
-        """Asks the source; raises ConnectionError where it does not answer, RefusedError where it refuses."""
+        """Asks the source; raises ConnectionError where it does not answer, WeightsRefusedError where it refuses."""
         with self._lock:
             try:
                 if self._peer is None:
                     self._peer = Peer.call(self.address, self._key)
                     self._host = self._peer.socket.getsockname()[0]
                 return self._peer.ask(question, **values)
-            except RefusedError:
+            except WeightsRefusedError:
                 raise
             except (OSError, FrameError) as error:
                 if self._peer is not None:

@@ -54,7 +54,7 @@ class ArrayPlan(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class Plan(NamedTuple):
+class SharePlan(NamedTuple):
     """What is taken from each source, and what it becomes.
 
     Attributes:
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     spans: tuple[tuple[Span, ...], ...]
 
 
-def plan_of(manifests: list[Manifest], weights: EngineWeights) -> Plan:
+def plan_of(manifests: list[Manifest], weights: EngineWeights) -> SharePlan:
     """Chooses for every block of every array one of the sources that have it.
 
     Args:
@@ -93,7 +93,7 @@ def plan_of(manifests: list[Manifest], weights: EngineWeights) -> Plan:
             wanted[part.source][part.piece] = list(part.rows)
         arrays.append(array)
     spans = tuple(row_spans(manifest.pieces, rows) for manifest, rows in zip(manifests, wanted, strict=True))
-    return Plan(tuple(arrays), spans)
+    return SharePlan(tuple(arrays), spans)
 
 
 def _in_order(manifests: list[Manifest]) -> Iterator[Name]:
@@ -168,7 +168,7 @@ def _check_tiles(name: Name, boxes: list[Box], shape: tuple[int, ...]) -> None:
         )
 
 
-def assembled(plan: Plan, streams: dict[int, Stream]) -> Iterator[tuple[ArrayPlan, dict[Box, np.ndarray]]]:
+def assembled(plan: SharePlan, streams: dict[int, Stream]) -> Iterator[tuple[ArrayPlan, dict[Box, np.ndarray]]]:
     """The blocks that this process needs of every array, in memory of their own.
 
     Args:

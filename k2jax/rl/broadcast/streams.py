@@ -16,9 +16,9 @@ import zlib
 
 from k2jax.errors import UserError
 from k2jax.files.frames import FrameError, lengths, receive_into
-from k2jax.rl.broadcast.buffers import Buffers, Chunk, Relay, StoppedError
+from k2jax.rl.broadcast.buffers import BufferedChunk, Buffers, Relay, StoppedError
 from k2jax.rl.broadcast.peers import Address, Peer, text_of
-from k2jax.rl.broadcast.pieces import BEAT, BROKEN, CHUNK_RECORD, END, Coming, Manifest, Progress, Span, coming
+from k2jax.rl.broadcast.pieces import BEAT, BROKEN, CHUNK_RECORD, END, Coming, Manifest, Span, StreamPlace, coming
 
 BUFFERS = 8
 """Buffers of a stream."""
@@ -59,7 +59,7 @@ class Memory(Protocol):
         """Everything was sent; raises UserError where it was not what it should have been."""
 
 
-class Opened(NamedTuple):
+class OpenedStream(NamedTuple):
     """A connection on which a stream comes.
 
     Attributes:
@@ -80,7 +80,7 @@ def beat(peer: Peer, tag: bytes) -> None:
     _send(peer, CHUNK_RECORD.pack(tag, BEAT, 0, 0))
 
 
-def send_version(peer: Peer, manifest: Manifest, spans: tuple[Span, ...], at: Progress, memory: Memory) -> None:
+def send_version(peer: Peer, manifest: Manifest, spans: tuple[Span, ...], at: StreamPlace, memory: Memory) -> None:
     """Sends the spans that a receiver wants, from where it is.
 
     Args:
@@ -134,7 +134,7 @@ class StreamReceiver:
         self,
         manifest: Manifest,
         spans: tuple[Span, ...],
-        opener: Callable[[Progress, set[Address]], Opened],
+        opener: Callable[[StreamPlace, set[Address]], OpenedStream],
         say: Callable[[str], None],
         buffers: int = BUFFERS,
     ):
@@ -145,7 +145,7 @@ class StreamReceiver:
         self._successor: Relay | None = None
         self._attaching = threading.Condition()
         self._begun = self._stopped = False
-        self._at, self._peer = Progress(), None
+        self._at, self._peer = StreamPlace(), None
         self._thread = threading.Thread(target=self._run, name="weights received", daemon=True)
 
     def start(self) -> None:
@@ -203,7 +203,7 @@ class StreamReceiver:
             except queue.Empty:
                 beat(peer, self.manifest.tag)
                 continue
-            if isinstance(item, Chunk):
+            if isinstance(item, BufferedChunk):
                 try:
                     _send(peer, item.record, item.data)
                 finally:
@@ -267,7 +267,7 @@ class StreamReceiver:
         """Reads until the end of the version."""
         while True:
             buffer = self.buffers.take()
-            chunk = Chunk(coming(self.spans, self.manifest.chunk, self._at), buffer, b"", 1)
+            chunk = BufferedChunk(coming(self.spans, self.manifest.chunk, self._at), buffer, b"", 1)
             try:
                 more = self._next(chunk)
             except BaseException:
@@ -282,7 +282,7 @@ class StreamReceiver:
             if successor is not None:
                 successor.put(chunk)
 
-    def _next(self, chunk: Chunk) -> bool:
+    def _next(self, chunk: BufferedChunk) -> bool:
         """Reads the chunk that is to come; False where it is the end."""
         buffer = chunk.data
         while True:

@@ -14,7 +14,7 @@ from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.files.frames import FrameError
 from k2jax.rl.broadcast.holdings import Held, checksum
 from k2jax.rl.broadcast.peers import Address, Peer
-from k2jax.rl.broadcast.pieces import Progress, digest
+from k2jax.rl.broadcast.pieces import StreamPlace, digest
 from k2jax.rl.broadcast.rounds import Group, Parent, Rounds
 from k2jax.rl.broadcast.streams import ATTACH_SECONDS, StreamReceiver, beat, send_version
 
@@ -203,14 +203,14 @@ class WeightServer:
     def _stream(self, peer: Peer, record: dict[str, Any], payload: bytes) -> None:
         """Sends what a receiver wants: forwarded while it comes, or of a version that is held here."""
         span, offset, crc = record["at"]
-        at = Progress(int(span), int(offset), int(crc))
+        at = StreamPlace(int(span), int(offset), int(crc))
         spans = tuple(map(tuple, parse_bounded_json(payload)))
         if record["live"]:
             group = (str(record["identity"]), digest(spans))
             with self._changed:
                 self._changed.wait_for(lambda: group in self._receiving, ATTACH_SECONDS)
                 stream = self._receiving.get(group)
-            if at != Progress() or stream is None or stream.spans != spans or not stream.attach(peer):
+            if at != StreamPlace() or stream is None or stream.spans != spans or not stream.attach(peer):
                 raise UserError("this engine does not receive that version, or has begun to")
             return
         held = self._held_version(record)

@@ -15,11 +15,11 @@ from k2jax.errors import UserError
 from k2jax.files.frames import FrameError, lengths
 from k2jax.rl.broadcast import peers, rounds, streams
 from k2jax.rl.broadcast.peers import Peer, make_key, parse_address, read_key
-from k2jax.rl.broadcast.pieces import BEAT, CHUNK_RECORD, END, Manifest, Progress
+from k2jax.rl.broadcast.pieces import BEAT, CHUNK_RECORD, END, Manifest, StreamPlace
 from k2jax.rl.broadcast.received_weights import ReceivedWeights
 from k2jax.rl.broadcast.shares import plan_of
 from k2jax.rl.broadcast.store_source import KEY_FILE, published_source
-from k2jax.rl.broadcast.streams import Opened, StreamReceiver
+from k2jax.rl.broadcast.streams import OpenedStream, StreamReceiver
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from tests.rl.broadcast.sources import ANYWHERE, KEY, drawn, manifest_of, receivers, source
 from tests.train.together import free_port
@@ -196,7 +196,7 @@ class Script:
         for frame in self._frames:
             theirs.sendall(frame)
         theirs.close()
-        return Opened(("h", 1), SimpleNamespace(socket=mine, close=mine.close), False, False)
+        return OpenedStream(("h", 1), SimpleNamespace(socket=mine, close=mine.close), False, False)
 
     def run(self):
         stream = StreamReceiver(self._manifest, self._manifest.whole, self.open, self.said.append)
@@ -276,4 +276,4 @@ def test_a_run_gives_what_it_publishes(tmp_path, monkeypatch):
     rollout.publish_listen = ""
     with published_source(config, tmp_path / "none", store.folder):
         assert not (tmp_path / "none").exists()
-    assert Progress() == (0, 0, 0) and ANYWHERE[1] == 0
+    assert StreamPlace() == (0, 0, 0) and ANYWHERE[1] == 0

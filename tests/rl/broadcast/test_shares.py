@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import jax
 import numpy as np
 
-from k2jax.rl.broadcast.pieces import Manifest, Piece, Progress, as_bytes, coming
+from k2jax.rl.broadcast.pieces import Manifest, Piece, StreamPlace, as_bytes, coming
 from k2jax.rl.broadcast.shares import assembled, plan_of
 
 
@@ -61,7 +61,7 @@ def cases(draw):
 
 def stream_of(manifest, spans, arrays, rows):
     """The chunks of a source, and the rows of them that came."""
-    at = Progress()
+    at = StreamPlace()
     while (chunk := coming(spans, manifest.chunk, at)) is not None:
         piece = manifest.pieces[chunk.piece]
         block = tuple(slice(first, first + size) for first, size in zip(piece.start, piece.shape, strict=True))
