@@ -20,6 +20,8 @@ class Chip:
         torus: dimensions of the torus that the chips form.
         core_bandwidth: in one direction between the two devices of a chip; 0 where a chip is one device [bytes/s].
         host_bandwidth: between a chip and its host, in one direction [bytes/s].
+        host_chips: chips of a host.
+        network_bandwidth: a chip's share of its host's network, in one direction [bytes/s].
     """
 
     kinds: tuple[str, ...]
@@ -33,6 +35,8 @@ class Chip:
     torus: int
     core_bandwidth: float
     host_bandwidth: float
+    host_chips: int
+    network_bandwidth: float
 
     def rings(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
         """Which sides of a slice close to rings: in 3D all of a slice of whole 4x4x4 cubes, in 2D sides of 16 chips."""
@@ -50,6 +54,8 @@ class Chip:
 # of a chip (400, 1200, 800, 1200 GB/s) over twice its links, two for each dimension of the torus. The two devices of a
 # tpu7x chip are joined by six times the bandwidth of a link. Host bandwidths are PCIe's as "How to Scale Your Model"
 # (jax-ml.github.io/scaling-book, chapter 2) gives them; for tpu7x nothing is published, and v6e's figure is assumed.
+# Networks are those of the data centre as documented: 6.4 Tbit/s for 256 chips of v5e, 50 Gbit/s a chip of v5p, 100 of
+# v6e and tpu7x.
 CHIPS = {
     "v5e": Chip(
         ("TPU v5 lite",),
@@ -62,6 +68,8 @@ CHIPS = {
         torus=2,
         core_bandwidth=0.0,
         host_bandwidth=16e9,
+        host_chips=8,
+        network_bandwidth=3.125e9,
     ),
     "v5p": Chip(
         ("TPU v5", "TPU v5p"),
@@ -74,6 +82,8 @@ CHIPS = {
         torus=3,
         core_bandwidth=0.0,
         host_bandwidth=16e9,
+        host_chips=4,
+        network_bandwidth=6.25e9,
     ),
     "v6e": Chip(
         ("TPU v6 lite",),
@@ -86,6 +96,8 @@ CHIPS = {
         torus=2,
         core_bandwidth=0.0,
         host_bandwidth=32e9,
+        host_chips=8,
+        network_bandwidth=12.5e9,
     ),
     "tpu7x": Chip(
         ("TPU7x",),
@@ -98,6 +110,8 @@ CHIPS = {
         torus=3,
         core_bandwidth=600e9,
         host_bandwidth=32e9,
+        host_chips=4,
+        network_bandwidth=12.5e9,
     ),
 }
 

@@ -87,9 +87,9 @@ def test_no_file_name_stands_in_more_than_two_packages():
     ("folder", "pattern", "most"), [("train", "**/*.py", 4500), ("rl", "**/*.py", 3500), ("agents", "*.py", 2000)]
 )
 def test_a_newcomer_s_walk_is_short(folder, pattern, most):
-    """See docs/architecture.md; methods of reinforcement learning, samplers and engines stand beside."""
-    paths = (ROOT / "k2jax" / folder).glob(pattern)
-    files = [path for path in paths if not {"engines", "methods", "workers"} & set(path.parts)]
+    """See docs/architecture.md; methods, samplers, engines, several processes and hosts stand beside the walk."""
+    paths, beside = (ROOT / "k2jax" / folder).glob(pattern), {"broadcast", "engines", "followers", "methods", "workers"}
+    files = [path for path in paths if not beside & set(path.parts)]
     assert lines_of(files) <= most
 
 

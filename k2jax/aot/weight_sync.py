@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from k2jax.agents.roles import POLICY
 from k2jax.aot import compiling
+from k2jax.aot.cost.broadcast_cost import BroadcastReport, broadcast_report
 from k2jax.aot.cost.hbm import Hbm, shard_bytes
 from k2jax.aot.cost.network import Network
 from k2jax.aot.cost.roofline import LINK
@@ -119,6 +120,7 @@ class SwitchReport:
         host_seconds: of the state's way to the host and that of roles' weights from it, one after the other; the way
             back takes as long.
         buckets: the programs, the longest first.
+        broadcast: to engines of other hosts, for engines of a slice of their own.
         compile_seconds: on this machine.
     """
 
@@ -131,6 +133,7 @@ class SwitchReport:
     hbm: Hbm
     host_seconds: float
     buckets: list[BucketReport]
+    broadcast: BroadcastReport
     compile_seconds: float
 
     @property
@@ -242,6 +245,7 @@ def compile_switch(config: Config, topology: str) -> SwitchReport:
         hbm=Hbm(parts, chip.hbm_bytes / chip.devices),
         host_seconds=on_host * chip.devices / chip.host_bandwidth,
         buckets=sorted(buckets, key=lambda bucket: -bucket.runs * bucket.seconds),
+        broadcast=broadcast_report(targets, {name: _layers(spec) for name, spec in specs.items()}, mesh, chip),
         compile_seconds=time.perf_counter() - began,
     )
 

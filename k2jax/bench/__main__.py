@@ -14,6 +14,7 @@ Example:
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
     python -m k2jax.bench integrity     # what checking checkpoints and a corpus costs
     python -m k2jax.bench sync          # weights from the trainer to the engine and to the store, against plain copies
+    python -m k2jax.bench broadcast     # weights to processes over loopback, against a plain socket and a copy
     python -m k2jax.bench rl            # rollouts of the loop against transformers, and an iteration's phases
     python -m k2jax.bench tree          # rows of trees against every path by itself: gradients, and an iteration
     python -m k2jax.bench sandbox       # cold starts against bare bubblewrap, tool calls over 3,000 live sandboxes
@@ -55,6 +56,7 @@ NAMES = (
     "collectives",
     "integrity",
     "sync",
+    "broadcast",
     "rl",
     "tree",
     "sandbox",

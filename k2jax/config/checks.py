@@ -44,6 +44,8 @@ def check_combinations(config: Config) -> None:
     _check_distillation(config.rl)
     _check_roles(config.rl)
     _check_routing(config)
+    if config.rl.rollout.publish_listen and not config.rl.rollout.publish:
+        raise UserError("config.rl.rollout.publish_listen gives what config.rl.rollout.publish keeps; set that, too")
     _check_sandboxes(config.rl)
     _check_sources(config)
     for name, task in config.rl.tasks.items():

@@ -101,6 +101,36 @@ def receive(connection: socket.socket, bounds: Bounds, deadline: float | None = 
     return _exactly(connection, record, deadline), _exactly(connection, payload, deadline)
 
 
+def receive_into(connection: socket.socket, record: int, buffer: memoryview) -> tuple[bytes, int]:
+    """The record of the next frame of a blocking socket and the bytes of its payload, which go into a buffer.
+
+    Args:
+        connection: where it arrives; its own timeout is that of every part.
+        record: bytes that the record may have.
+        buffer: for the payload, of bytes; its length is the bound of the payload.
+
+    Raises:
+        TimeoutError: nothing has arrived for as long as the timeout.
+        FrameError: it is too long, or the connection has ended.
+    """
+    head = _exactly(connection, _HEAD.size, None)
+    length, payload = _HEAD.unpack(head)
+    Bounds(record, len(buffer)).check(length, payload)
+    text = _exactly(connection, length, None)
+    filled = 0
+    while filled < payload:
+        try:
+            count = connection.recv_into(buffer[filled:payload])
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise FrameError(str(error)) from None
+        if not count:
+            raise FrameError("the end of the connection")
+        filled += count
+    return text, payload
+
+
 def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytes:
     parts = bytearray()
     while len(parts) < count:
@@ -108,6 +138,8 @@ def _exactly(connection: socket.socket, count: int, deadline: float | None) -> b
             raise TimeoutError
         try:
             part = connection.recv(min(count - len(parts), _CHUNK))
+        except TimeoutError:  # the socket's own
+            raise
         except OSError as error:
             raise FrameError(str(error)) from None
         if not part:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
 from pathlib import Path
@@ -41,12 +41,26 @@ def load_engine(
 
 @contextlib.contextmanager
 def open_engine(
-    path: str | Path, dtype: Any = None, mesh: Mesh | None = None, *, vision: bool = False, **sizes: int
+    path: str | Path,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    *,
+    vision: bool = False,
+    fill: Callable[[Engine], None] | None = None,
+    **sizes: int,
 ) -> Iterator[Engine]:
     """Loads as ``load_engine``, for what else a start does: within the context threads read weights and kept programs.
 
     The engine has its weights when the context ends, and answers nothing before. An exception in the context ends the
     reading after the weight that is being read.
+
+    Args:
+        path: as of ``load_engine``.
+        dtype: as of ``load_engine``.
+        mesh: as of ``load_engine``.
+        vision: as of ``load_engine``.
+        fill: gives the engine its weights, in place of the checkpoint, of which then none is read.
+        **sizes: as of ``load_engine``.
 
     Example:
         >>> with open_engine("smollm2", slots=4, max_length=512) as engine:
@@ -55,11 +69,15 @@ def open_engine(
     """
     opened = open_pretrained(path)
     engine = Engine(opened.model, opened.abstract(dtype, vision), mesh=mesh, **sizes)
-    shardings = shardings_on(opened.model, mesh, vision) if mesh else None
-    leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
     stopped = threading.Event()
+
+    def read() -> None:
+        shardings = shardings_on(opened.model, mesh, vision) if mesh else None
+        leaves = opened.leaves(shardings, dtype) if mesh else opened.host_leaves(vision)
+        engine.update_params(_until(stopped, leaves), engine.version, donate=True)
+
     with ThreadPoolExecutor(1, "weights") as thread:
-        reading = thread.submit(engine.update_params, _until(stopped, leaves), engine.version, donate=True)
+        reading = thread.submit(read) if fill is None else thread.submit(fill, engine)
         with _short_turns():
             try:
                 yield engine

@@ -173,6 +173,14 @@ class EngineWeights:
                     del layers
                 del array
 
+    def names(self) -> Iterator[Name]:
+        """The names that ``leaves`` gives, in its order."""
+        for name, spec in self._specs.items():
+            if spec.axes[0] == "layers":
+                yield from ((name, row) for row in self._rows(spec))
+            else:
+                yield name
+
     def _held(self, name: str, spec: ParamSpec) -> Iterator[tuple[int | None, np.ndarray, Array]]:
         """The arrays of a weight: number of the first layer, or None, seeds of the checksum, and the array."""
         group, *path = name.split("/")

@@ -10,6 +10,7 @@ from typing import Any
 from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.inference import Engine
+from k2jax.rl.broadcast.store_source import published_source
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
 from k2jax.train.program import Program
@@ -60,5 +61,6 @@ def weight_publisher(config: Config, workdir: Path, engine: Engine) -> Iterator[
         return
     several = processes.count() > 1
     store = CheckpointEngine(store_folder(workdir, processes.index() if several else None), keeps_before=several)
-    yield lambda version: store.publish(engine.weights.leaves(), version)
+    with published_source(config, workdir, store.folder):
+        yield lambda version: store.publish(engine.weights.leaves(), version)
     store.remove()

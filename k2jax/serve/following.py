@@ -38,6 +38,9 @@ class WeightSource(Protocol):
             UserError: there is none, or, while arrays are read, one is damaged or the rest does not come.
         """
 
+    def close(self) -> None:
+        """Leaves the source; another thread that reads arrays gets no more of them."""
+
 
 class StoredWeights:
     """The versions that a run keeps in the memory of this machine.
@@ -64,6 +67,9 @@ class StoredWeights:
         loaded = load_current(self._folder)
         self.loaded = current
         return loaded
+
+    def close(self) -> None:
+        """See ``WeightSource``; nobody waits for what lies in memory."""
 
 
 class WeightFollower:
@@ -95,20 +101,23 @@ class WeightFollower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Follows no longer; returns when the engine is the worker's alone."""
+        """Follows no longer and leaves the source; returns when the engine is the worker's alone."""
         self._stopped.set()
+        self._source.close()
         self._thread.join()
 
     def _follow(self) -> None:
-        taken = self._source.loaded
+        taken, failure = self._source.loaded, ""
         while not self._stopped.wait(self._interval or INTERVAL):
             try:
                 current = self._source.current()
                 if current is None or current == taken:
                     continue
                 self._worker.hold()
-            except (OSError, ValueError) as error:
-                self._say(f"the published weights cannot be read: {error}")
+            except (OSError, ValueError, UserError) as error:
+                if str(error) != failure:  # where a run has ended, that is said once
+                    failure = str(error)
+                    self._say(f"the published weights cannot be read: {failure}")
                 continue
             except RuntimeError:  # the worker has ended, and with it the server
                 return

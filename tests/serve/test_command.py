@@ -21,7 +21,7 @@ from k2jax.client import Sampling
 from k2jax.convert.loading import tokenizer_of
 from k2jax.inference.loading import load_engine
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
-from k2jax.serve.__main__ import _open_model, _source, define
+from k2jax.serve.__main__ import _open_model, define
 from tests.command import run_command
 from tests.serve import folder
 
@@ -160,7 +160,7 @@ def test_a_server_starts_with_the_weights_that_a_run_keeps_in_memory(checkpoint,
     values, _ = cli.parse(["serve", *flags], define, "")
     try:
         store.publish(weights, 7)
-        worker, _ = _open_model(values, (), _source(values))
+        worker, _, _ = _open_model(values, ())
     finally:
         store.remove()
     engine.update_params(weights, 7)

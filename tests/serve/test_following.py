@@ -123,5 +123,5 @@ def test_a_version_that_comes_while_a_server_starts_is_served(tmp_path, monkeypa
 
 def test_following_needs_a_run_that_publishes():
     values, _ = cli.parse(["serve", "--checkpoint=x", "--follow"], define, "")
-    with pytest.raises(UserError, match="give --published, too"):
+    with pytest.raises(UserError, match="give --published or --published_at, too"):
         main(values)

@@ -23,6 +23,7 @@ def phases_table(report: PhasesReport) -> str:
         f"Engines, which take turns; tokens a second are those of an engine that works alone\n{_engine_table(report)}",
         f"Programs of the weight sync, on a device, collectives at {LINK:.0%} of their links\n{_bucket_table(switch)}",
         f"The switch, an estimate: nothing was run\n{_switch_table(switch)}",
+        f"{_broadcast_title(switch)}\n{_broadcast_table(switch)}",
     ]
     return "\n\n".join(line.rstrip() for line in lines)
 
@@ -61,6 +62,30 @@ def _bucket_table(switch: SwitchReport) -> str:
 
 def _others(count: int) -> str:
     return f" and {count} more" if count else ""
+
+
+def _broadcast_title(switch: SwitchReport) -> str:
+    report = switch.broadcast
+    return (
+        f"Weights to engines on {report.hosts} other hosts from {report.hosts} of the trainer, "
+        f"{significant(report.host_network / 1e9)} GB/s a host each way, an estimate: nothing was run"
+    )
+
+
+def _broadcast_table(switch: SwitchReport) -> str:
+    columns = {
+        "each host receives": lambda way: way.what,
+        "GB": lambda way: way.received / 1e9,
+        "a trainer's sends GB": lambda way: way.sent / 1e9,
+        "to host s": lambda way: way.to_host,
+        "network s": lambda way: way.network,
+        "to device s": lambda way: way.to_device,
+        "chain of": lambda way: way.chain,
+        "its latency s": lambda way: way.latency,
+        "pipelined s": lambda way: way.seconds,
+        "one after the other s": lambda way: way.apart,
+    }
+    return column_table(columns, switch.broadcast.ways)
 
 
 def _switch_table(switch: SwitchReport) -> str:

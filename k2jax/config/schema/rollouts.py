@@ -107,6 +107,7 @@ class RolloutConfig:
     sandbox: str = "bubblewrap"  #: backend for the tools of an agent, a SandboxKind and its options
     offload_state: bool = False  #: rests the training state in host memory meanwhile, roles' weights while training
     publish: bool = False  #: keep the current weights in shared memory too, for python -m k2jax.serve --published
+    publish_listen: str = ""  #: HOST:PORT that gives them to engines of other hosts; of process i a port i higher
 
 
 @dataclasses.dataclass(frozen=True)

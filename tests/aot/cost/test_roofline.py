@@ -19,6 +19,8 @@ CHIP = Chip(
     torus=3,
     core_bandwidth=0.0,
     host_bandwidth=1e10,
+    host_chips=4,
+    network_bandwidth=1e9,
 )
 
 

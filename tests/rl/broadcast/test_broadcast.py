@@ -1,0 +1,272 @@
+"""Every receiver has the weights bit for bit, whatever they are, and the source sends them once."""
+
+from collections import Counter
+import json
+import threading
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from k2jax.errors import UserError
+from k2jax.inference.weights import EngineWeights
+from k2jax.rl.broadcast import rounds, weight_server
+from k2jax.rl.broadcast.received_weights import ReceivedWeights
+from k2jax.rl.broadcast.store_source import StoreSource
+from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
+from tests.inference.tiny import MLA, weights
+from tests.rl.broadcast.sources import ANYWHERE, KEY, Arrays, drawn, receivers, source, take_all
+from tests.train.together import end, free_port, python
+
+DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint16", "int32", "int64", "bool")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.1)
+    monkeypatch.setattr(weight_server, "CALM_SECONDS", 0.01)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Versions that were sent from where they are held, by the port of the sender."""
+    sent, send = Counter(), weight_server.send_version
+
+    def counted(peer, *values):
+        sent[peer.socket.getsockname()[1]] += 1
+        send(peer, *values)
+
+    monkeypatch.setattr(weight_server, "send_version", counted)
+    return sent
+
+
+@st.composite
+def sets_of_arrays(draw):
+    shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+    named = {}
+    for i, (shape, dtype) in enumerate(
+        draw(st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=6))
+    ):
+        dtype = jnp.dtype(dtype)
+        data = draw(st.binary(min_size=(size := int(np.prod(shape)) * dtype.itemsize), max_size=size))
+        data = bytes(byte & 1 for byte in data) if dtype.name == "bool" else data
+        array = np.frombuffer(data, dtype).reshape(shape)
+        named[f"w{i}" if i % 2 else (f"layers/w{i}", i)] = array
+    return named
+
+
+class Layered(Arrays):
+    """Targets are asked for by the name of the weight, whatever the layer."""
+
+    def __init__(self, arrays):
+        super().__init__(arrays)
+        self._names = {name if isinstance(name, str) else name[0]: name for name in self.arrays}
+
+    def target(self, name):
+        return super().target(self._names[name])
+
+    def empty(self):
+        return Layered(super().empty().arrays)
+
+
+@given(sets_of_arrays(), st.integers(1, 40), st.integers(1, 5))
+@settings(max_examples=12, deadline=None)
+def test_any_arrays_in_any_chunks_arrive_bit_for_bit(arrays, chunk, count):
+    held = Layered(arrays)
+    taken = [held.empty() for _ in range(count)]
+    with source(held, chunk=chunk) as server, receivers([server.address], *taken) as made:
+        take_all(made, taken)
+    assert all(held.same(each) for each in taken)
+
+
+def test_receivers_form_a_chain_and_the_source_sends_once(streams):
+    held = drawn(0)
+    taken = [held.empty() for _ in range(4)]
+    with source(held) as server, receivers([server.address], *taken) as made:
+        take_all(made, taken)
+        assert streams == {server.address[1]: 1}
+    assert all(held.same(each) for each in taken)
+
+
+def test_a_late_receiver_takes_them_from_a_neighbour(streams):
+    held, first, late = drawn(0), drawn(1), drawn(2)
+    with source(held) as server, receivers([server.address], first, late) as (early, other):
+        first.take(early.load()[1])
+        began = time.monotonic()
+        late.take(other.load()[1])
+        assert time.monotonic() - began < rounds.GATHER_SECONDS  # nobody else is to come
+        assert streams.pop(server.address[1]) == 1 and list(streams.values()) == [1]
+    assert held.same(late)
+
+
+def test_an_engine_with_other_dtypes_gives_nothing_on(streams):
+    held, cast, late = drawn(0), drawn(1, np.float16), drawn(2)
+    with source(held) as server, receivers([server.address], cast, late) as (early, other):
+        for receiver, mine in ((early, cast), (other, late)):
+            mine.take(receiver.load()[1])
+        assert streams == {server.address[1]: 2}
+    assert held.same(late)
+
+
+def test_two_sources_each_send_what_no_other_sends():
+    """Of what both have whole either sends a part."""
+    held = drawn(0)
+    taken = [held.empty() for _ in range(2)]
+    with (
+        source(held) as one,
+        source(held, identity="second") as other,
+        receivers([one.address, other.address], *taken) as made,
+    ):
+        assert made[0].current() == ("first", "second")
+        take_all(made, taken)
+    assert all(held.same(each) for each in taken)
+
+
+def test_sources_without_a_version_in_common_have_none():
+    held = drawn(0)
+    with (
+        source(held, version=1) as one,
+        source(held, version=2) as other,
+        receivers([one.address, other.address], held.empty()) as [receiver],
+    ):
+        assert receiver.current() is None
+        with pytest.raises(UserError, match="no whole weights at tcp://127"):
+            receiver.load()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """What a run publishes: its store, and who gives it to others."""
+    store = CheckpointEngine(tmp_path / "store")
+    giving = StoreSource(store.folder, ANYWHERE, KEY, print, chunk=5000)
+    yield store, giving
+    giving.close()
+    store.close()
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_engines_follow_the_versions_of_a_run(run, streams):
+    store, giving = run
+    engines = [EngineWeights(weights(MLA, seed), MLA, None) for seed in (7, 8)]
+    made = [ReceivedWeights([giving.server.address], KEY, each, print) for each in engines]
+    for seed, version in ((1, 1), (2, 2), (3, 1)):  # a resumed run publishes a number again
+        held = EngineWeights(weights(MLA, seed), MLA, None)
+        store.publish(held.leaves(), version)
+        until(lambda: made[0].current() not in (None, made[0].loaded))
+        versions = []
+
+        def take(receiver, engine, versions=versions):
+            number, leaves = receiver.load()
+            engine.update(engine.check(leaves))
+            versions.append(number)
+
+        threads = [threading.Thread(target=take, args=pair) for pair in zip(made, engines, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert versions == [version, version]
+        expected = [(name, np.asarray(array).tobytes()) for name, array in held.leaves()]
+        for engine in engines:
+            assert [(name, np.asarray(array).tobytes()) for name, array in engine.leaves()] == expected
+    assert streams == {giving.server.address[1]: 3}
+    for each in made:
+        each.close()
+
+
+def test_a_version_is_sent_while_it_is_written(run):
+    """And one whose writing breaks off is refused; the one before is there again."""
+    store, giving = run
+    held = [drawn(seed) for seed in range(3)]
+    store.publish(held[0].arrays, 0)
+    taken, sent = drawn(9), threading.Event()
+    with receivers([giving.server.address], taken) as [receiver]:
+        until(lambda: receiver.current() is not None)
+        taken.take(receiver.load()[1])
+
+        def slowly(weights, breaks=False):
+            for i, pair in enumerate(weights.arrays.items()):
+                if i == 4:
+                    assert sent.wait(20)  # the first ones have arrived before there are others
+                    if breaks:
+                        raise KeyError
+                yield pair
+
+        def publish(version, breaks):
+            try:
+                store.publish(slowly(held[version], breaks), version)
+            except KeyError:
+                assert breaks
+
+        for version, breaks in ((1, False), (2, True)):
+            sent.clear()
+            writing = threading.Thread(target=publish, args=(version, breaks))
+            writing.start()
+            until(lambda: receiver.current() not in (None, receiver.loaded))
+            number, leaves = receiver.load()
+            assert number == version
+            name, array = next(leaves)
+            assert array.tobytes() == held[version].arrays[name].tobytes()
+            sent.set()
+            if breaks:
+                with pytest.raises(UserError, match="version 2 of the weights is no longer there"):
+                    list(leaves)
+            else:
+                assert [a.tobytes() for _, a in leaves] == [a.tobytes() for a in held[1].arrays.values()][1:]
+            writing.join()
+        until(lambda: receiver.current()[0].startswith("1-"))
+        taken.take(receiver.load()[1])
+        assert held[1].same(taken)
+
+
+def test_a_run_that_ends_waits_for_those_who_have_begun(run):
+    store, giving = run
+    held, taken = drawn(0), drawn(1)
+    store.publish(held.arrays, 3)
+    with receivers([giving.server.address], taken) as [receiver]:
+        until(lambda: receiver.current() is not None)
+        leaves = receiver.load()[1]
+        next(leaves)
+        ending = threading.Thread(target=giving.close)
+        ending.start()
+        taken.arrays["w0"] = held.arrays["w0"]
+        taken.take(leaves, 0.02)
+        assert held.same(taken)
+        receiver.close()
+        ending.join(20)
+        assert not ending.is_alive()
+        with pytest.raises(OSError, match="does not answer"):
+            receiver.current()
+
+
+def test_an_array_that_was_damaged_in_the_store_is_refused(run):
+    store, giving = run
+    store.publish(drawn(0).arrays, 3)
+    [path] = store.folder.glob("3-*/000002.bin")
+    content = bytearray(path.read_bytes())
+    content[3] ^= 4
+    path.write_bytes(content)
+    with receivers([giving.server.address], drawn(1)) as [receiver]:
+        until(lambda: receiver.current() is not None)
+        with pytest.raises(UserError, match=r"000002.bin is damaged; restart the trainer"):
+            list(receiver.load()[1])
+
+
+@pytest.mark.slow
+def test_two_processes_of_an_engine_take_their_shards_from_two_of_a_run(tmp_path):
+    port = free_port()
+    told = end([python(["-m", "tests.rl.broadcast.share_member", str(tmp_path)], i, 2, port) for i in range(2)], 200)
+    assert [code for code, _, _ in told] == [0, 0], told
+    for _, stdout, _ in told:
+        lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]  # gloo prints too
+        assert [line["version"] for line in lines] == [1, 2] and all(line["equal"] for line in lines)
+        assert all(line["bytes"] < line["whole"] for line in lines)
