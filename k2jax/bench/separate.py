@@ -27,8 +27,8 @@ from k2jax.rl.setup import open_rl
 
 WARM_UP = 4
 """Iterations that are not measured."""
-SIZES = {"prompts": 8, "samples": 4, "slots": 32, "max_length": 224}
-MAX_TOKENS = 192
+SIZES = {"prompts": 8, "samples": 8, "slots": 64, "max_length": 160}
+MAX_TOKENS = 128
 TARGET = 1.2
 """Most time of an iteration, in the longer one of rollouts and update."""
 
