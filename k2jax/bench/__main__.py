@@ -23,6 +23,7 @@ Example:
     python -m k2jax.bench asynchronous  # the sampler that waits for no tool beside lockstep, in the real loop
     python -m k2jax.bench asynchronous_scale  # 10,000 live episodes around the real loop: how late its event loop is
     python -m k2jax.bench followers     # the command of an engine's step between two processes, modelled for 256 hosts
+    python -m k2jax.bench separate      # engines of their own beside the update, against rollouts and update in turn
     python -m k2jax.bench swarm         # 32 assignments of one answer beside the longest; 1,000 orchestrators at a time
     python -m k2jax.bench routing       # cost of a sample: cached prefixes and streaming, round-robin and whole batches
     python -m k2jax.bench instances     # engines of orchestrators and sub-agents: a ratio by load against fixed ones
@@ -68,6 +69,7 @@ NAMES = (
     "asynchronous",
     "asynchronous_scale",
     "followers",
+    "separate",
     "swarm",
     "dep",
     "vision",

@@ -128,7 +128,7 @@ class _Served:
         version, leaves = source.load()
         engine.update_params(leaves, version)
         self._taken, self._loop = (version, _digest(engine)), loop
-        self._worker = Worker(engine, rest=REST_ON_CPU if jax.default_backend() == "cpu" else 0.0)
+        self._worker = Worker(engine, rest=REST_ON_CPU if _shares_processors() else 0.0)
         media = placed_chunk if engine.weights.has_vision else None
         name, version_of = f"{socket.gethostname()}:{os.getpid()}", lambda: self._worker.engine.version
         self.member = RunMember(name, EngineClient(self._worker), self._state, version_of, media)
@@ -148,6 +148,11 @@ class _Served:
         if self._worker.failed is not None:
             raise UserError(f"the engine has failed: {self._worker.failed!r}")
         return EngineState(*self._taken, self._worker.busy_seconds, dataclasses.asdict(self._worker.stats()))
+
+
+def _shares_processors() -> bool:
+    """Whether the engine computes where sandboxes and verifiers may: on a CPU, of which it was not given a part."""
+    return jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
 def _digest(engine: Engine) -> str:

@@ -48,6 +48,7 @@ class EnginePool(RoutedClient):
 
     Args:
         longest: longest sequence of every engine [tokens].
+        slots: of every engine.
         say: prints a line.
         advice: what a user does who wants another engine.
 
@@ -59,8 +60,8 @@ class EnginePool(RoutedClient):
         watched: called now and then, see ``own_engines``.
     """
 
-    def __init__(self, longest: int, say: Callable[[str], None], advice: str):
-        self._longest, self._say, self._advice = longest, say, advice
+    def __init__(self, longest: int, slots: int, say: Callable[[str], None], advice: str):
+        self._longest, self._slots, self._say, self._advice = longest, slots, say, advice
         self._router, self._shares = Router(0), RoleShares(0)
         self.engines: dict[int, JoinedEngine] = {}
         self.needed: int | None = None
@@ -295,13 +296,16 @@ class EnginePool(RoutedClient):
         return self._busy
 
     def stats(self) -> EngineStats:
-        """Counters of all engines; of those that are gone what only grows. Tokens are those that have arrived."""
+        """Counters of all engines, and of those that are gone what only grows; ``slots`` are those of one engine.
+
+        Tokens are those that have arrived.
+        """
         states = [engine.state.counts for engine in list(self.engines.values()) if engine.state is not None]
         totals = Counter(self._left)
         for counts in states:
             totals.update(counts)
         counted = {name: totals[name] for name in (*_STATES, *_GROWING)}
-        return EngineStats(**counted | {"tokens_generated": self._sampled})
+        return EngineStats(**counted | {"slots": self._slots, "tokens_generated": self._sampled})
 
     def record(self) -> dict[str, float]:
         """Metrics: the number of engines, versions by which they are behind in the mean, and how many were lost."""

@@ -11,6 +11,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from k2jax.agents.collect.wire import VERSION
+from k2jax.errors import UserError
+
 FOLDER = "engines"
 """Folder of a workdir with this file and what engines print."""
 _FILE = "run.json"
@@ -34,11 +37,18 @@ class RunRecord(NamedTuple):
 
     @classmethod
     def read(cls, workdir: Path) -> Self | None:
-        """The record of the run in a workdir; None where there is none."""
+        """The record of the run in a workdir; None where there is none.
+
+        Raises:
+            UserError: the run speaks another version of the wire than this process.
+        """
         try:
-            return cls(**json.loads((workdir / FOLDER / _FILE).read_text(encoding="utf-8")))
+            values = json.loads((workdir / FOLDER / _FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        if values.pop("wire") != VERSION:
+            raise UserError(f"the run of {workdir} is one of another k2jax; start engine and run with the same")
+        return cls(**values)
 
     def write(self, workdir: Path) -> None:
         """Replaces the record of a workdir at once."""
@@ -47,7 +57,7 @@ class RunRecord(NamedTuple):
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(self._asdict(), file)
+            json.dump({"wire": VERSION, **self._asdict()}, file)
         new.rename(path)
 
 

@@ -65,7 +65,8 @@ class SeparatePolicy:
         RunRecord(this_machine()).write(parts.workdir)  # in place of that of a run that was killed
         self._listener, self._address = _listener(engines.listen)
         advice = f"python -m k2jax.rollout engine --follow={parts.workdir}"
-        self.pool = EnginePool(parts.config.rl.rollout.max_length, say, advice)
+        rollout = parts.config.rl.rollout
+        self.pool = EnginePool(rollout.max_length, rollout.slots, say, advice)
         store = CheckpointEngine(store_folder(parts.workdir))
         self._sync = StoreSync(parts.program, store, self.pool.publish)
         parts.opened.push(lambda kind, *_: store.remove() if kind is None else None)

@@ -58,7 +58,7 @@ class CountingEngine(Client):
 async def opened(path, *, published=0):
     """A pool that listens, has published the versions from 0 to ``published``, and what it says."""
     said = []
-    pool = EnginePool(64, said.append, "start one")
+    pool = EnginePool(64, 4, said.append, "start one")
     for version in range(published + 1):
         pool.publish(version, digest_of(version))
     await pool.open(path)

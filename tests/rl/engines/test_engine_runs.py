@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from k2jax.agents.collect.wire import VERSION
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.engines.run_record import RunRecord, remove_record, this_machine
@@ -150,6 +151,9 @@ def test_who_may_read_where_a_run_is_and_with_which_key(tmp_path):
     file, folder = tmp_path / "engines/run.json", tmp_path / "engines"
     assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(folder.stat().st_mode)) == (0o600, 0o700)
     assert RunRecord.read(tmp_path) == record
+    file.write_text(file.read_text().replace(f'"wire": {VERSION}', f'"wire": {VERSION + 1}'))
+    with pytest.raises(UserError, match="is one of another k2jax"):
+        RunRecord.read(tmp_path)
     remove_record(tmp_path)
     assert RunRecord.read(tmp_path) is None
 
