@@ -87,9 +87,9 @@ def test_no_file_name_stands_in_more_than_two_packages():
     ("folder", "pattern", "most"), [("train", "**/*.py", 4500), ("rl", "**/*.py", 3500), ("agents", "*.py", 2000)]
 )
 def test_a_newcomer_s_walk_is_short(folder, pattern, most):
-    """See docs/architecture.md; methods of reinforcement learning and its second sampler stand beside the walk."""
+    """See docs/architecture.md; methods, the second sampler and followers stand beside the walk."""
     paths = (ROOT / "k2jax" / folder).glob(pattern)
-    files = [path for path in paths if not {"methods", "workers"} & set(path.parts)]
+    files = [path for path in paths if not {"methods", "workers", "followers"} & set(path.parts)]
     assert lines_of(files) <= most
 
 
