@@ -143,7 +143,8 @@ def test_a_follower_that_is_lost_or_comes_apart_is_named_and_the_run_goes_on(tmp
     assert told[0][0] == 1, told
     print(how, f"{seconds:.1f} s", told[0][2])
     lines = [re.findall(LINE, stderr) for _, _, stderr in told]
-    reason = "stopped: it is about to do .*come apart" if how == "differ" else r"does not respond since step [23].*resumes from step [12]"
+    gone = r"does not respond since step [23].*resumes from step [12]"
+    reason = "stopped: it is about to do .*come apart" if how == "differ" else gone
     assert re.match(rf"process 1 \(\S+\) {reason}", lines[0][-1]), lines
     assert [record["step"] for record in read_metrics(ended(workdir, 2, QUIET))] == [1, 2, 3]
 
