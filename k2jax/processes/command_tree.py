@@ -70,8 +70,8 @@ class MessageTree:
                 with contextlib.suppress(OSError):
                     child.send(END)
                 child.finish()
-        elif not self._ended.wait(END_SECONDS):
-            self._lose(self._parent.peer)
+        else:  # process 0 may have a report to write; whether it lives is watched
+            self._ended.wait()
         for reader in self._readers:
             reader.join(END_SECONDS)
 
