@@ -2,7 +2,8 @@
 
 Process 0 runs jax's coordination service. Through it every process learns within about HEARTBEAT_SECONDS that another
 process is lost, and all processes then end with the same error line and the same exit code. In a run of one process
-all functions here return at once.
+all functions here return at once. ``command_tree`` carries messages of process 0 to all others, as ``values`` over
+``command_links``.
 """
 
 from k2jax.processes.initialize import HEARTBEAT_SECONDS, START_SECONDS, start

@@ -29,7 +29,7 @@ _GREETING = struct.Struct("<HI32s")
 _ANSWER = struct.Struct("<H")
 
 
-class Link:
+class PeerLink:
     """One end of a connection whose other end has shown who it is.
 
     Args:
@@ -77,7 +77,7 @@ class Link:
         self._connection.close()
 
 
-def connect(address: str, key: bytes, index: int, parent: int, seconds: float) -> Link:
+def connect(address: str, key: bytes, index: int, parent: int, seconds: float) -> PeerLink:
     """Connects a process with its parent.
 
     Args:
@@ -103,10 +103,10 @@ def connect(address: str, key: bytes, index: int, parent: int, seconds: float) -
     (version,) = _ANSWER.unpack(data)
     if version != VERSION:
         raise UserError(_other_version(parent, version))
-    return Link(connection, parent)
+    return PeerLink(connection, parent)
 
 
-def accept(server: socket.socket, key: bytes, expected: set[int], seconds: float) -> list[Link]:
+def accept(server: socket.socket, key: bytes, expected: set[int], seconds: float) -> list[PeerLink]:
     """Waits for the children of a process; whoever does not know the key is left alone.
 
     Args:
@@ -119,7 +119,7 @@ def accept(server: socket.socket, key: bytes, expected: set[int], seconds: float
         UserError: a child speaks another version.
         ProcessLostError: some did not come in time.
     """
-    links: dict[int, Link] = {}
+    links: dict[int, PeerLink] = {}
     deadline = time.monotonic() + seconds
     while missing := expected - links.keys():
         server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -132,7 +132,7 @@ def accept(server: socket.socket, key: bytes, expected: set[int], seconds: float
         if index is None:
             connection.close()
         else:
-            links[index] = Link(connection, index)
+            links[index] = PeerLink(connection, index)
     return [links[index] for index in sorted(links)]
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 
 from k2jax.files.frames import FrameError
-from k2jax.processes.command_links import END, HEARTBEAT, LAST, LOST, MORE, PIECE, Link, accept, connect
+from k2jax.processes.command_links import END, HEARTBEAT, LAST, LOST, MORE, PIECE, PeerLink, accept, connect
 from k2jax.processes.group import Group
 
 FAN_OUT = 8
@@ -70,8 +70,8 @@ class MessageTree:
                 with contextlib.suppress(OSError):
                     child.send(END)
                 child.finish()
-        elif not self._ended.wait(END_SECONDS):
-            self._lose(self._parent.peer)
+        else:  # process 0 may have a report to write; whether it lives is watched
+            self._ended.wait()
         for reader in self._readers:
             reader.join(END_SECONDS)
 
@@ -105,7 +105,7 @@ class MessageTree:
         self._received += 1
         return message
 
-    def _join(self, name: str) -> tuple[Link | None, list[Link]]:
+    def _join(self, name: str) -> tuple[PeerLink | None, list[PeerLink]]:
         group, index = self._group, self._group.index
         key = bytes.fromhex(group.broadcast_from_first(f"{name}/key", secrets.token_hex(32)))
         own = set(range(FAN_OUT * index + 1, min(FAN_OUT * (index + 1) + 1, group.count)))
@@ -129,7 +129,7 @@ class MessageTree:
             except OSError:
                 self._miss(child)
 
-    def _hear_parent(self, parent: Link) -> None:
+    def _hear_parent(self, parent: PeerLink) -> None:
         """Passes on and keeps what the parent sends."""
         try:
             while True:
@@ -151,13 +151,13 @@ class MessageTree:
             child.finish()
         parent.close()
 
-    def _keep(self, kind: bytes, data: bytes, parent: Link) -> None:
+    def _keep(self, kind: bytes, data: bytes, parent: PeerLink) -> None:
         while True:
             with contextlib.suppress(queue.Full):
                 return self._frames.put((kind, data), timeout=HEARTBEAT_SECONDS)
             parent.heard = time.monotonic()  # it is this process that does not read
 
-    def _hear_child(self, child: Link) -> None:
+    def _hear_child(self, child: PeerLink) -> None:
         try:
             while True:
                 child.receive(0)
@@ -180,7 +180,7 @@ class MessageTree:
                 if now - neighbour.heard > SILENCE_SECONDS:
                     self._miss(neighbour)
 
-    def _miss(self, link: Link) -> None:
+    def _miss(self, link: PeerLink) -> None:
         if not self._ended.is_set():
             self._end_without(link.peer)
 
@@ -190,7 +190,7 @@ class MessageTree:
             child.try_to_send(LOST, _INDEX.pack(index))
         self._lose(index)
 
-    def _thread(self, target: Callable[..., None], *arguments: Link) -> threading.Thread:
+    def _thread(self, target: Callable[..., None], *arguments: PeerLink) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, name=f"messages {target.__name__}", daemon=True)
         thread.start()
         return thread

@@ -69,6 +69,32 @@ def test_messages_of_any_length_reach_every_process_of_two_levels_in_order():
         several[11].receive()
 
 
+@pytest.mark.parametrize("wrong", ["number", "byte"])
+def test_a_message_that_is_damaged_or_out_of_turn_is_refused(wrong):
+    several, _ = trees(2)
+    if wrong == "number":
+        several[0]._sent = 1
+        several[0].send(b"text")
+    else:
+        link, whole = several[0]._children[0], command_tree._HEAD.pack(0, bytes(16)) + b"text"
+        link.send(command_links.LAST, whole)
+    with pytest.raises(ValueError, match="message 0 of process 0"):
+        several[1].receive()
+    end(several)
+
+
+def test_a_process_waits_for_the_end_as_long_as_the_first_one_lives(monkeypatch):
+    monkeypatch.setattr(command_tree, "END_SECONDS", 0.05)
+    several, meeting = trees(2)
+    waiting = threading.Thread(target=several[1].__exit__, args=(None, None, None))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive() and not meeting.lost
+    several[0].__exit__(None, None, None)
+    waiting.join(5)
+    assert not waiting.is_alive() and not meeting.lost
+
+
 def test_a_process_that_is_gone_is_missed_at_once():
     several, meeting = trees(3)
     several[2]._parent._connection.shutdown(socket.SHUT_RDWR)

@@ -141,10 +141,11 @@ def test_a_follower_that_is_lost_or_comes_apart_is_named_and_the_run_goes_on(tmp
         victim.send_signal(signal.SIGKILL)
     told = end(several, 30)
     assert told[0][0] == 1, told
+    print(how, f"{seconds:.1f} s", told[0][2])
     lines = [re.findall(LINE, stderr) for _, _, stderr in told]
-    reason = "stopped: it is about to do .*come apart" if how == "differ" else r"does not respond since step 2.*step 1"
+    gone = r"does not respond since step [23].*resumes from step [12]"
+    reason = "stopped: it is about to do .*come apart" if how == "differ" else gone
     assert re.match(rf"process 1 \(\S+\) {reason}", lines[0][-1]), lines
-    print(how, f"{seconds:.1f} s", lines[0])
     assert [record["step"] for record in read_metrics(ended(workdir, 2, QUIET))] == [1, 2, 3]
 
 

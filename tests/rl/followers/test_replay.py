@@ -10,6 +10,7 @@ import pytest
 from k2jax.client import Sampling
 from k2jax.inference.request import RequestWatch, State
 from k2jax.inference.worker import Worker
+from k2jax.processes.command_links import END
 from k2jax.rl.followers import follower as following
 from k2jax.rl.followers.controller import Controller
 from k2jax.rl.followers.digests import digest_of
@@ -33,8 +34,11 @@ def pair(follow):
     several, meeting = trees(2)
     with ThreadPoolExecutor(1) as pool:
         followed = pool.submit(follow, Follower(several[1], fail))
-        yield Controller(several[0]), followed
-        followed.result(60)
+        try:
+            yield Controller(several[0]), followed
+        finally:
+            several[1]._frames.put((END, b""))  # nothing comes behind what was sent
+        followed.result(200)
     end(several)
     assert not meeting.lost
 
@@ -75,7 +79,7 @@ def ask(worker, watched):
         if number == 5:
             worker.cancel(request)
     worker.release()
-    assert ended.wait(60)
+    assert ended.wait(200)
     return done
 
 
@@ -101,7 +105,7 @@ def test_a_follower_runs_the_same_programs_whoever_stops_what(watched):
             beside, done = commands.issue_while(run)
         commands.check("phase push", lambda: b"1")
         assert commands.share({"a": np.arange(3)})["a"].tolist() == [0, 1, 2]
-        assert followed.result(60)["a"].tolist() == [0, 1, 2]
+        assert followed.result(200)["a"].tolist() == [0, 1, 2]
         for worker in workers:
             worker.stop()
     assert len(done) == len(beside.result()) == 9 and {each.finish for each in done} >= {"cancelled", "stop"}
@@ -110,7 +114,7 @@ def test_a_follower_runs_the_same_programs_whoever_stops_what(watched):
         assert [each[:2] for each in seen] == [each[:2] for each in replayed]
         assert {thread for _, _, thread in seen} == {threading.current_thread().name}
     assert used(theirs) == used(raw) and (watched or raw.stats().preemptions)
-    assert theirs.stats().tokens_generated == raw.stats().tokens_generated > 60
+    assert theirs.stats().tokens_generated == raw.stats().tokens_generated > 50
 
 
 @pytest.mark.parametrize("what", ["seed", "program", "phase", "kind"])
@@ -142,7 +146,7 @@ def test_a_difference_is_named_before_the_program_is_issued(what, monkeypatch):
         worker = Worker(commands.engine(engine()))
         commands.issue_while(lambda: _generated(worker))
         commands.check("phase train", lambda: b"1")
-        before = followed.result(60)
+        before = followed.result(200)
     drop(several)
     worker.stop()
     assert (before == 0) if what == "seed" else before >= 2
@@ -152,7 +156,7 @@ def _generated(worker):
     ended = threading.Event()
     sampling = Sampling(max_tokens=20, temperature=0.9, seed=3)
     worker.submit(prompts(5)[0], sampling, on_token=lambda request: request.state == State.FINISHED and ended.set())
-    assert ended.wait(60)
+    assert ended.wait(200)
 
 
 def test_a_request_comes_back_with_all_that_scheduling_depends_on():
