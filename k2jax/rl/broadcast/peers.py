@@ -16,6 +16,7 @@ from pathlib import Path
 import secrets
 import socket
 import struct
+import time
 from typing import Any
 
 from k2jax.errors import UserError, abbreviate
@@ -35,6 +36,8 @@ _HELLO = struct.Struct("!4sH32s")
 _DIGEST_BYTES = 32
 _CONTROL = Bounds(1 << 14, 32 << 20)
 Address = tuple[str, int]
+EVERY_INTERFACE = ("0.0.0.0", "::")
+"""Hosts at which one listens and which nobody can call."""
 
 
 class WeightsRefusedError(UserError):
@@ -60,6 +63,18 @@ def parse_address(text: str, what: str) -> Address:
     if not host or not port.isdecimal() or not int(port) < 1 << 16:
         raise UserError(f"{what}={text} is no address; write HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def checked_address(value: Any) -> Address:
+    """An address that another machine has named.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, port = value
+    if not isinstance(host, str) or len(host) > 255 or type(port) is not int or not 0 < port < 1 << 16:
+        raise ValueError("no address")
+    return host, port
 
 
 def make_key(path: Path) -> bytes:
@@ -111,6 +126,7 @@ class Peer:
     def __init__(self, connection: socket.socket, key: bytes, called: bool):
         self.socket = connection
         try:
+            self._until = time.monotonic() + GREETING_SECONDS
             connection.settimeout(GREETING_SECONDS)
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -152,6 +168,7 @@ class Peer:
     def _exactly(self, count: int) -> bytes:
         parts = b""
         while len(parts) < count:
+            self.socket.settimeout(max(1e-3, self._until - time.monotonic()))
             part = self.socket.recv(count - len(parts))
             if not part:
                 raise FrameError("the end of the connection")

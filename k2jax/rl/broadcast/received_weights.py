@@ -17,7 +17,14 @@ from k2jax.errors import UserError, abbreviate
 from k2jax.files.frames import FrameError
 from k2jax.inference.weights import EngineWeights, Name
 from k2jax.rl.broadcast.holdings import EngineVersion, can_give, checksum
-from k2jax.rl.broadcast.peers import Address, Peer, WeightsRefusedError, text_of
+from k2jax.rl.broadcast.peers import (
+    EVERY_INTERFACE,
+    Address,
+    Peer,
+    WeightsRefusedError,
+    checked_address,
+    text_of,
+)
 from k2jax.rl.broadcast.pieces import Manifest, Span, StreamPlace, digest
 from k2jax.rl.broadcast.shares import ArrayPlan, Box, SharePlan, assembled, plan_of
 from k2jax.rl.broadcast.streams import BUFFERS, OpenedStream, StreamReceiver
@@ -188,6 +195,11 @@ class ReceivedWeights:
         self._held = []
         return self._server
 
+    def _announced(self) -> Address:
+        """Where others reach this engine."""
+        host, port = self._server.address
+        return (self._sources[0].local_host() if host in EVERY_INTERFACE else host), port
+
     def _give(self, server: WeightServer, manifests: list[Manifest], groups: dict[int, tuple[str, str]]) -> None:
         """Gives what the engine has now to others, where it has it bit for bit."""
         if not all(can_give(self._weights, manifest) for manifest in manifests):
@@ -199,7 +211,7 @@ class ReceivedWeights:
             server.lend(*self._held)
         for number, (identity, want) in groups.items():
             with contextlib.suppress(OSError):  # who asks next is told by its next question
-                self._sources[number].ask("holds", identity=identity, want=want, listen=server.address)
+                self._sources[number].ask("holds", identity=identity, want=want, listen=self._announced())
 
     def _opener(
         self, number: int, group: tuple[str, str], spans: tuple[Span, ...]
@@ -214,18 +226,22 @@ class ReceivedWeights:
             if joined:
                 answer, _ = source.ask("rejoin", **values, failed=list(failed))
             else:
-                answer, _ = source.ask("join", **values, listen=self._server.address)
+                answer, _ = source.ask("join", **values, listen=self._announced())
             joined = True
-            parent = source.address if answer["parent"] is None else tuple(answer["parent"])
+            named, live = answer.get("parent"), answer.get("live") is True
+            try:
+                parent = source.address if named is None else checked_address(named)
+            except (ValueError, TypeError):
+                raise FrameError(f"{text_of(source.address)} names {abbreviate(named)}, which is no address") from None
             try:
                 peer = Peer.call(parent, self._key)
-                peer.ask("stream", json.dumps(spans).encode(), identity=identity, live=answer["live"], at=at)
+                peer.ask("stream", json.dumps(spans).encode(), identity=identity, live=live, at=at)
             except (OSError, FrameError, WeightsRefusedError) as error:
-                if isinstance(error, WeightsRefusedError) and answer["parent"] is None:
+                if isinstance(error, WeightsRefusedError) and named is None:
                     raise
                 failed.add(parent)
                 raise FrameError(f"{text_of(parent)}: {error}") from None
-            return OpenedStream(parent, peer, bool(answer["followed"]), answer["parent"] is None)
+            return OpenedStream(parent, peer, answer.get("followed") is True, named is None)
 
         return opened
 

@@ -13,7 +13,7 @@ from k2jax.errors import UserError
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.files.frames import FrameError
 from k2jax.rl.broadcast.holdings import Held, checksum
-from k2jax.rl.broadcast.peers import Address, Peer
+from k2jax.rl.broadcast.peers import Address, Peer, checked_address
 from k2jax.rl.broadcast.pieces import StreamPlace, digest
 from k2jax.rl.broadcast.rounds import Group, Parent, Rounds
 from k2jax.rl.broadcast.streams import ATTACH_SECONDS, StreamReceiver, beat, send_version
@@ -49,10 +49,8 @@ class WeightServer:
         try:
             family = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server(listen, family=family, backlog=512)
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {listen[0]}:{listen[1]} for receivers of weights: {error.strerror or error}"
-            ) from None
+        except (OSError, OverflowError) as error:
+            raise UserError(f"cannot listen on {listen[0]}:{listen[1]} for receivers of weights: {error}") from None
         self.address: Address = (listen[0], self._listener.getsockname()[1])
         self._key, self._say = key, say
         self._rounds = Rounds()
@@ -160,7 +158,7 @@ class WeightServer:
                 parent = self._parent(question, record)
                 peer.tell({"parent": parent.address, "live": parent.live, "followed": parent.followed})
             elif question == "holds":
-                address = _address(record["listen"])
+                address = checked_address(record["listen"])
                 members.add(address)
                 self._rounds.holds(_group(record), address)
                 peer.tell({})
@@ -197,8 +195,8 @@ class WeightServer:
 
     def _parent(self, question: str, record: dict[str, Any]) -> Parent:
         if question == "join":
-            return self._rounds.join(_group(record), _address(record["listen"]))
-        return self._rounds.rejoin(_group(record), {_address(each) for each in record["failed"]})
+            return self._rounds.join(_group(record), checked_address(record["listen"]))
+        return self._rounds.rejoin(_group(record), {checked_address(each) for each in record["failed"]})
 
     def _stream(self, peer: Peer, record: dict[str, Any], payload: bytes) -> None:
         """Sends what a receiver wants: forwarded while it comes, or of a version that is held here."""
@@ -227,10 +225,3 @@ class WeightServer:
 
 def _group(record: dict[str, Any]) -> Group:
     return str(record["identity"]), str(record["want"])
-
-
-def _address(value: Any) -> Address:
-    host, port = value
-    if not isinstance(host, str) or len(host) > 255 or type(port) is not int or not 0 < port < 1 << 16:
-        raise ValueError("no address")
-    return host, port

@@ -90,6 +90,18 @@ def receivers(addresses, *weights, say=print):
             each.close()
 
 
+def begin_chain(server, count):
+    """Waits until so many have asked for their place in a chain, which then begins."""
+    rounds = server._rounds
+    with rounds._changed:
+        assert rounds._changed.wait_for(
+            lambda: any(len(each.members) == count for each in rounds._gathering.values()), 60
+        )
+        [gathered] = rounds._gathering.values()
+        gathered.until = 0.0
+        rounds._changed.notify_all()
+
+
 def take_all(made, weights, seconds=0.0, failures=None):
     """All receivers load at the same time."""
 

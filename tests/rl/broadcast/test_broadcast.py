@@ -12,13 +12,24 @@ import numpy as np
 import pytest
 
 from k2jax.errors import UserError
-from k2jax.inference.weights import EngineWeights
+from k2jax.inference.weights import EngineWeights, named_leaves
 from k2jax.rl.broadcast import rounds, weight_server
 from k2jax.rl.broadcast.received_weights import ReceivedWeights
+from k2jax.rl.broadcast.shares import plan_of
 from k2jax.rl.broadcast.store_source import StoreSource
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from tests.inference.tiny import MLA, weights
-from tests.rl.broadcast.sources import ANYWHERE, KEY, Arrays, drawn, receivers, source, take_all
+from tests.rl.broadcast.sources import (
+    ANYWHERE,
+    KEY,
+    Arrays,
+    begin_chain,
+    drawn,
+    manifest_of,
+    receivers,
+    source,
+    take_all,
+)
 from tests.train.together import end, free_port, python
 
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint16", "int32", "int64", "bool")
@@ -72,6 +83,13 @@ class Layered(Arrays):
         return Layered(super().empty().arrays)
 
 
+class ByLayer(Arrays):
+    """Layers of a weight have one target."""
+
+    def target(self, name):
+        return super().target(name if name in self.arrays else (name, 0))
+
+
 @given(sets_of_arrays(), st.integers(1, 40), st.integers(1, 5))
 @settings(max_examples=12, deadline=None)
 def test_any_arrays_in_any_chunks_arrive_bit_for_bit(arrays, chunk, count):
@@ -82,22 +100,27 @@ def test_any_arrays_in_any_chunks_arrive_bit_for_bit(arrays, chunk, count):
     assert all(held.same(each) for each in taken)
 
 
-def test_receivers_form_a_chain_and_the_source_sends_once(streams):
+def test_receivers_form_a_chain_and_the_source_sends_once(streams, monkeypatch):
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 60.0)
     held = drawn(0)
     taken = [held.empty() for _ in range(4)]
     with source(held) as server, receivers([server.address], *taken) as made:
+        beginning = threading.Thread(target=begin_chain, args=(server, 4))
+        beginning.start()
         take_all(made, taken)
+        beginning.join()
         assert streams == {server.address[1]: 1}
     assert all(held.same(each) for each in taken)
 
 
-def test_a_late_receiver_takes_them_from_a_neighbour(streams):
+def test_a_late_receiver_takes_them_from_a_neighbour(streams, monkeypatch):
     held, first, late = drawn(0), drawn(1), drawn(2)
     with source(held) as server, receivers([server.address], first, late) as (early, other):
         first.take(early.load()[1])
+        monkeypatch.setattr(rounds, "GATHER_SECONDS", 30.0)
         began = time.monotonic()
         late.take(other.load()[1])
-        assert time.monotonic() - began < rounds.GATHER_SECONDS  # nobody else is to come
+        assert time.monotonic() - began < 20  # nobody else is to come
         assert streams.pop(server.address[1]) == 1 and list(streams.values()) == [1]
     assert held.same(late)
 
@@ -122,6 +145,8 @@ def test_two_sources_each_send_what_no_other_sends():
     ):
         assert made[0].current() == ("first", "second")
         take_all(made, taken)
+        plan = plan_of([manifest_of(held), manifest_of(held)], held)
+        assert [sum(end - begin for _, begin, end in spans) for spans in plan.spans] == [4 * 4096] * 2
     assert all(held.same(each) for each in taken)
 
 
@@ -154,31 +179,57 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_engines_follow_the_versions_of_a_run(run, streams):
+def layers_of(params):
+    """As an engine gives its weights: layer by layer."""
+    for name, leaf in named_leaves(params):
+        if name.split("/")[0] in ("dense", "moe"):
+            yield from (((name, row), np.asarray(layer)) for row, layer in enumerate(leaf))
+        else:
+            yield name, np.asarray(leaf)
+
+
+class Taking(EngineWeights):
+    """The weights of a real engine."""
+
+    def __init__(self):
+        super().__init__(weights(MLA, 7), MLA, None)
+
+    def take(self, leaves):
+        self.update(self.check(leaves))
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_engines_follow_the_versions_of_a_run(run, streams, real):
+    """The second one begins when the source knows who is to come, and so waits for the first."""
     store, giving = run
-    engines = [EngineWeights(weights(MLA, seed), MLA, None) for seed in (7, 8)]
-    made = [ReceivedWeights([giving.server.address], KEY, each, print) for each in engines]
-    for seed, version in ((1, 1), (2, 2), (3, 1)):  # a resumed run publishes a number again
-        held = EngineWeights(weights(MLA, seed), MLA, None)
-        store.publish(held.leaves(), version)
+    engine, other = (Taking() if real else ByLayer(layers_of(weights(MLA, 7)))), ByLayer(layers_of(weights(MLA, 8)))
+    made = [ReceivedWeights([giving.server.address], KEY, each, print) for each in (engine, other)]
+    for count, (seed, version) in enumerate(((1, 1), (2, 2), (3, 1))):  # a resumed run publishes a number again
+        expected = dict(layers_of(weights(MLA, seed)))
+        store.publish(expected, version)
         until(lambda: made[0].current() not in (None, made[0].loaded))
         versions = []
 
-        def take(receiver, engine, versions=versions):
-            number, leaves = receiver.load()
-            engine.update(engine.check(leaves))
+        def take_second(versions=versions):
+            number, leaves = made[1].load()
+            other.take(leaves)
             versions.append(number)
 
-        threads = [threading.Thread(target=take, args=pair) for pair in zip(made, engines, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert versions == [version, version]
-        expected = [(name, np.asarray(array).tobytes()) for name, array in held.leaves()]
-        for engine in engines:
-            assert [(name, np.asarray(array).tobytes()) for name, array in engine.leaves()] == expected
-    assert streams == {giving.server.address[1]: 3}
+        second = threading.Thread(target=take_second)
+        if count:
+            second.start()
+        number, leaves = made[0].load()
+        engine.take(leaves)
+        if not count:
+            second.start()
+        second.join()
+        assert [number, *versions] == [version] * 2
+        for held in (dict(engine.leaves()), other.arrays):
+            assert {name: np.asarray(array).tobytes() for name, array in held.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
+    # The first time the second one came later and had them from its neighbour.
+    assert streams.pop(giving.server.address[1]) == 3 and list(streams.values()) == [1]
     for each in made:
         each.close()
 

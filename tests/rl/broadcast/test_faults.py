@@ -1,5 +1,6 @@
 """Receivers that die or are slow, and bytes that change on the way: the others have their weights all the same."""
 
+import contextlib
 import os
 from pathlib import Path
 import signal
@@ -13,9 +14,10 @@ import pytest
 
 from k2jax.errors import UserError
 from k2jax.rl.broadcast import rounds, streams, weight_server
+from k2jax.rl.broadcast.buffers import StoppedError
 from k2jax.rl.broadcast.holdings import EngineVersion
 from k2jax.rl.broadcast.streams import BUFFERS, StreamReceiver
-from tests.rl.broadcast.sources import KEY, Arrays, Proxy, drawn, manifest_of, receivers, source
+from tests.rl.broadcast.sources import KEY, Arrays, Proxy, begin_chain, drawn, manifest_of, receivers, source
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,22 +28,29 @@ def quick(monkeypatch):
     monkeypatch.setattr(streams, "PAUSE_SECONDS", 0.0)
 
 
-def chain(made, weights, seconds):
-    """Receivers load as a chain in their order; returns their threads and what they have failed with."""
-    failed = []
+def chain(server, made, weights, seconds):
+    """Receivers load as a chain in their order; returns their threads."""
 
     def take(receiver, mine, each):
-        try:
+        with contextlib.suppress(StoppedError):  # it is the one that ends
             mine.take(receiver.load()[1], each)
-        except UserError as error:
-            failed.append(str(error))
 
     threads = []
     for receiver, mine, each in zip(made, weights, seconds, strict=True):
         threads.append(threading.Thread(target=take, args=(receiver, mine, each)))
         threads[-1].start()
-        time.sleep(0.03)  # who asks first is the first
-    return threads, failed
+        gathered(server, len(threads))
+    begin_chain(server, len(threads))
+    return threads
+
+
+def gathered(server, count):
+    """Waits until so many have asked for their place, in which they will be."""
+    rounds = server._rounds
+    with rounds._changed:
+        assert rounds._changed.wait_for(
+            lambda: any(len(each.members) == count for each in rounds._gathering.values()), 60
+        )
 
 
 @pytest.mark.parametrize("at", [0, 3000, 9000, 32000])
@@ -86,12 +95,13 @@ def test_damage_that_stays_is_given_up():
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_receiver_that_ends_in_the_middle_is_left_out(place):
+def test_a_receiver_that_ends_in_the_middle_is_left_out(place, monkeypatch):
     """Its predecessor goes on without it, and its successor takes the rest from the source."""
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 60.0)
     held, said = drawn(0, count=24), []
     weights = [drawn(seed, count=24) for seed in range(1, 5)]
     with source(held) as server, receivers([server.address], *weights, say=said.append) as made:
-        threads, _ = chain(made, weights, [0.01] * 4)
+        threads = chain(server, made, weights, [0.02] * 4)
         while weights[place].arrays["w4"].tobytes() != held.arrays["w4"].tobytes():
             time.sleep(0.002)
         made[place].close()
@@ -124,8 +134,9 @@ def test_who_is_slow_slows_down_the_others_and_takes_no_memory(monkeypatch):
         go.clear()
         for thread in threads:
             thread.start()
-        before = -1
-        while before != len(sent):
+        before, end = -1, time.monotonic() + 30
+        while before != len(sent) or sum(stream.buffers.made for stream in made) < 2 * BUFFERS:
+            assert time.monotonic() < end
             before = len(sent)
             time.sleep(0.3)
         total = sum(array.nbytes for array in held.arrays.values())
@@ -172,7 +183,7 @@ def test_a_version_that_is_replaced_meanwhile_is_not_mixed_with_the_next():
 @pytest.mark.slow
 def test_a_process_that_is_killed_in_the_middle_is_left_out_and_comes_back(monkeypatch):
     """Between two others in a chain; started anew it has the weights from a neighbour, not from the source."""
-    monkeypatch.setattr(rounds, "GATHER_SECONDS", 20.0)
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 60.0)
     held, said = drawn(0, count=24), []
     weights = [drawn(seed, count=24) for seed in range(1, 3)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -182,21 +193,19 @@ def test_a_process_that_is_killed_in_the_middle_is_left_out_and_comes_back(monke
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
     with source(held) as server, receivers([server.address], *weights, say=said.append) as made:
-        threads, _ = chain(made[:1], weights[:1], [0.02])
+        threads = [threading.Thread(target=lambda: weights[0].take(made[0].load()[1], 0.02))]
+        threads[0].start()
+        gathered(server, 1)
         killed = process(server.address, 0.1)
         assert killed.stdout.readline() == "loading\n"
-        time.sleep(0.5)
-        more, _ = chain(made[1:], weights[1:], [0.02])
-        time.sleep(0.5)
-        with server._rounds._changed:  # all are there
-            [gathered] = server._rounds._gathering.values()
-            assert len(gathered.members) == 3
-            gathered.until = 0.0
-            server._rounds._changed.notify_all()
+        gathered(server, 2)
+        threads.append(threading.Thread(target=lambda: weights[1].take(made[1].load()[1], 0.02)))
+        threads[1].start()
+        begin_chain(server, 3)
         assert killed.stdout.readline() == "w0\n"
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        for thread in threads + more:
+        for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
         assert all(held.same(each) for each in weights)
