@@ -134,5 +134,4 @@ def _message(message: Mapping[str, Any]) -> str:
 
 def _cut(text: str) -> str:
     left_out = len(text) - LONGEST
-    text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs are no HTML
     return escape(text[:LONGEST]) + (f"… ({left_out:,} more characters)" if left_out > 0 else "")

@@ -7,7 +7,7 @@ apart; the same command asks for it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 from pathlib import Path
@@ -144,7 +144,7 @@ async def run_suite(
     Raises:
         UserError: a task cannot be asked or judged at all, or nothing but failures comes at first.
     """
-    waiting = iter(_missing(tasks, samples, log))
+    waiting = iter(list(missing_answers(tasks, samples, log.answers)))
     counts = {"failed": 0, "answered": 0}
 
     async def work() -> None:
@@ -169,11 +169,13 @@ def _first(errors: BaseExceptionGroup) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _missing(tasks: Sequence[Task], samples: int, log: AnswerLog) -> Iterator[tuple[int, Task, int]]:
+def missing_answers(
+    tasks: Sequence[Task], samples: int, answers: Mapping[tuple[str, int], Answer]
+) -> Iterator[tuple[int, Task, int]]:
     """Place, task and sample of what is to be asked; the first samples of all tasks come first."""
     for sample in range(samples):
         for place, task in enumerate(tasks):
-            known = log.answers.get((task.id, sample))
+            known = answers.get((task.id, sample))
             if known is None or known.failure == "machine":
                 yield place, task, sample
 
