@@ -26,7 +26,7 @@ from k2jax.evaluate.page import SuiteOnPage, difference_words, report_page
 from k2jax.evaluate.scores import Price, compare, finite, score_suite, value_of
 from k2jax.evaluate.statistics import PairedDifference
 from k2jax.evaluate.suite import Suite, load_suite, suite_tasks
-from k2jax.evaluate.suite_run import Answer, AnswerLog, missing_answers, read_answers, run_suite
+from k2jax.evaluate.suite_run import AnswerLog, JudgedAnswer, missing_answers, read_answers, run_suite
 from k2jax.files.atomic import write_atomic
 from k2jax.report.table import text_table
 
@@ -189,7 +189,7 @@ class Evaluation:
                 )
         write_atomic(self._folder / _RUN, json.dumps(self._identity, indent=1) + "\n")
 
-    def _answers_of_other(self) -> dict[str, dict[tuple[str, int], Answer]]:
+    def _answers_of_other(self) -> dict[str, dict[tuple[str, int], JudgedAnswer]]:
         """The answers of the other evaluation to the suites that both have."""
         if self._other is None:
             return {}
@@ -220,7 +220,7 @@ class _Progress:
         self._name, self._suite, self._total, self._log = name, suite, total, log
         self._began = self._printed = time.monotonic()
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: JudgedAnswer) -> None:
         if time.monotonic() - self._printed >= _INTERVAL:
             self._printed = time.monotonic()
             print(self.line(), flush=True)
