@@ -26,7 +26,7 @@ from k2jax.evaluate.page import SuiteOnPage, difference_words, report_page
 from k2jax.evaluate.scores import Price, compare, finite, score_suite, value_of
 from k2jax.evaluate.statistics import PairedDifference
 from k2jax.evaluate.suite import Suite, load_suite, suite_tasks
-from k2jax.evaluate.suite_run import Answer, AnswerLog, read_answers, run_suite
+from k2jax.evaluate.suite_run import AnswerLog, JudgedAnswer, missing_answers, read_answers, run_suite
 from k2jax.files.atomic import write_atomic
 from k2jax.report.table import text_table
 
@@ -98,6 +98,9 @@ class Evaluation:
         Raises:
             UserError: a task cannot be asked or judged, or the model does not answer at all.
         """
+        missing = [name for name in self._suites if self._is_missing_answers(name)]
+        if not missing:
+            return
         environments = EnvironmentMaker(sandbox, images=images, repositories=None, hosts=hosts)
         judge = (lambda: ChatEndpoint(judge_url, judge_model)) if judge_url else None
         workers = min(4, os.cpu_count() or 1)
@@ -105,7 +108,7 @@ class Evaluation:
             backend = make_backend(sandbox, images=images) if await self._needs_sandbox(pool) else None
             scorer = Scorer(pool, backend=backend, model=judge)
             async with open_model(self._choice, self._suites, environments) as make:
-                for name in self._suites:
+                for name in missing:
                     await self._ask(name, make, scorer, at_once)
 
     def write(self, price: Price) -> Iterator[str]:
@@ -150,6 +153,11 @@ class Evaluation:
             log.close()
         print(progress.line(), flush=True)
 
+    def _is_missing_answers(self, name: str) -> bool:
+        """Whether there is anything to ask, so that a finished evaluation opens no model."""
+        suite, tasks = self._suites[name]
+        return any(missing_answers(tasks, suite.samples, read_answers(self._folder / name)))
+
     async def _needs_sandbox(self, pool: VerifierPool) -> bool:
         names = {task.verifier for _, tasks in self._suites.values() for task in tasks}
         return "episode in a sandbox" in [await pool.judges(name) for name in sorted(names)]
@@ -181,7 +189,7 @@ class Evaluation:
                 )
         write_atomic(self._folder / _RUN, json.dumps(self._identity, indent=1) + "\n")
 
-    def _answers_of_other(self) -> dict[str, dict[tuple[str, int], Answer]]:
+    def _answers_of_other(self) -> dict[str, dict[tuple[str, int], JudgedAnswer]]:
         """The answers of the other evaluation to the suites that both have."""
         if self._other is None:
             return {}
@@ -212,7 +220,7 @@ class _Progress:
         self._name, self._suite, self._total, self._log = name, suite, total, log
         self._began = self._printed = time.monotonic()
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: JudgedAnswer) -> None:
         if time.monotonic() - self._printed >= _INTERVAL:
             self._printed = time.monotonic()
             print(self.line(), flush=True)

@@ -14,7 +14,7 @@ from k2jax.agents.task import Task
 from k2jax.evaluate.page import SuiteOnPage
 from k2jax.evaluate.scores import finite, value_of
 from k2jax.evaluate.suite import Suite
-from k2jax.evaluate.suite_run import Answer
+from k2jax.evaluate.suite_run import JudgedAnswer
 from k2jax.files.atomic import write_atomic, write_json_lines
 
 FOLDER = "lm_eval"
@@ -75,7 +75,7 @@ def _samples(shown: SuiteOnPage) -> Iterator[dict[str, Any]]:
         yield _sample(shown.suite, number, task, answers)
 
 
-def _sample(suite: Suite, number: int, task: Task, answers: list[Answer]) -> dict[str, Any]:
+def _sample(suite: Suite, number: int, task: Task, answers: list[JudgedAnswer]) -> dict[str, Any]:
     prompt = json.dumps([dict(message) for message in task.instruction], ensure_ascii=False)
     doc = {"id": task.id, "domain": task.domain, "metadata": dict(task.metadata)}
     target, texts = str(task.metadata.get("answer", "")), [answer.text for answer in answers]

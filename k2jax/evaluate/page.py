@@ -14,7 +14,7 @@ from k2jax.agents.task import Task
 from k2jax.evaluate.scores import SuiteScores, value_of
 from k2jax.evaluate.statistics import MeanEstimate, PairedDifference
 from k2jax.evaluate.suite import Suite
-from k2jax.evaluate.suite_run import Answer
+from k2jax.evaluate.suite_run import JudgedAnswer
 
 LONGEST = 20_000
 """Characters of a message that are shown."""
@@ -51,7 +51,7 @@ class SuiteOnPage(NamedTuple):
 
     suite: Suite
     tasks: Sequence[Task]
-    answers: Mapping[tuple[str, int], Answer]
+    answers: Mapping[tuple[str, int], JudgedAnswer]
     scores: SuiteScores
     difference: PairedDifference | None
 
@@ -109,7 +109,7 @@ def _score_table(scores: SuiteScores) -> str:
     return f"<table>{cells}</table>"
 
 
-def _answer(suite: Suite, task: Task, answer: Answer) -> str:
+def _answer(suite: Suite, task: Task, answer: JudgedAnswer) -> str:
     value = value_of(suite, answer)
     kind = "failed" if answer.failure else "right" if value == 1.0 else "wrong"
     verdict = f"{answer.failure}: {answer.error}" if answer.failure else f"score {answer.score:g}"
@@ -134,5 +134,4 @@ def _message(message: Mapping[str, Any]) -> str:
 
 def _cut(text: str) -> str:
     left_out = len(text) - LONGEST
-    text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs are no HTML
     return escape(text[:LONGEST]) + (f"… ({left_out:,} more characters)" if left_out > 0 else "")

@@ -23,10 +23,10 @@ from k2jax.evaluate.statistics import (
     paired_difference,
 )
 from k2jax.evaluate.suite import Suite
-from k2jax.evaluate.suite_run import Answer
+from k2jax.evaluate.suite_run import JudgedAnswer
 from k2jax.evaluate.votes import VOTES
 
-Answers = Mapping[tuple[str, int], Answer]
+Answers = Mapping[tuple[str, int], JudgedAnswer]
 
 
 class Price(NamedTuple):
@@ -118,7 +118,7 @@ def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Pr
     )
 
 
-def is_right(suite: Suite, answer: Answer) -> bool:
+def is_right(suite: Suite, answer: JudgedAnswer) -> bool:
     """Whether an answer is right."""
     return not answer.failure and answer.score >= suite.correct
 
@@ -147,14 +147,14 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _by_task(suite: Suite, answers: Iterable[Answer]) -> dict[str, list[float]]:
+def _by_task(suite: Suite, answers: Iterable[JudgedAnswer]) -> dict[str, list[float]]:
     found = defaultdict(list)
     for answer in answers:
         found[answer.task].append(value_of(suite, answer))
     return found
 
 
-def value_of(suite: Suite, answer: Answer) -> float:
+def value_of(suite: Suite, answer: JudgedAnswer) -> float:
     """What an answer adds to the accuracy: 1 or 0, or of equally likely choices the share of the right one."""
     if suite.method == "choices":
         return 0.0 if answer.failure else answer.score
@@ -174,7 +174,7 @@ def _domains(tasks: Sequence[Task], right_TK: np.ndarray) -> dict[str, MeanEstim
     }
 
 
-_OfTask = Callable[[Task, Sequence[Answer], np.ndarray], float]
+_OfTask = Callable[[Task, Sequence[JudgedAnswer], np.ndarray], float]
 
 
 def _metrics(suite: Suite) -> list[tuple[str, _OfTask]]:
@@ -195,13 +195,13 @@ def _over_samples(estimate: Callable[..., Any], size: int) -> _OfTask:
     return lambda task, answers, marks: estimate([int(marks.sum())], [len(marks)], size).value
 
 
-def _majority(task: Task, answers: Sequence[Answer], marks: np.ndarray) -> float:
+def _majority(task: Task, answers: Sequence[JudgedAnswer], marks: np.ndarray) -> float:
     votes = [None if answer.failure else VOTES[task.verifier](answer.text) for answer in answers]
     return majority_vote(votes, marks.astype(bool).tolist())
 
 
 def _best(size: int) -> _OfTask:
-    def of_task(task: Task, answers: Sequence[Answer], marks: np.ndarray) -> float:
+    def of_task(task: Task, answers: Sequence[JudgedAnswer], marks: np.ndarray) -> float:
         values = [-math.inf if answer.likelihood is None else answer.likelihood for answer in answers]
         return best_of_n(values, marks, size)
 

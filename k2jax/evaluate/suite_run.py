@@ -7,7 +7,7 @@ apart; the same command asks for it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ Failure = Literal["", "machine", "too long"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
+class JudgedAnswer:
     """An answer with its verdict.
 
     Attributes:
@@ -86,11 +86,11 @@ class AnswerLog:
     """
 
     def __init__(self, folder: Path):
-        self.answers: dict[tuple[str, int], Answer] = {}
+        self.answers: dict[tuple[str, int], JudgedAnswer] = {}
         self._log = AppendLog(folder / FILE, _AnswerLines())
-        self._log.open(lambda record: self._keep(Answer(**record)))
+        self._log.open(lambda record: self._keep(JudgedAnswer(**record)))
 
-    def append(self, answer: Answer) -> None:
+    def append(self, answer: JudgedAnswer) -> None:
         """Adds an answer; once this returns, no death of the process loses it."""
         self._log.append(dataclasses.asdict(answer))
         self._keep(answer)
@@ -99,18 +99,18 @@ class AnswerLog:
         """Lets another process write."""
         self._log.close()
 
-    def _keep(self, answer: Answer) -> None:
+    def _keep(self, answer: JudgedAnswer) -> None:
         self.answers[answer.task, answer.sample] = answer
 
 
-def read_answers(folder: Path) -> dict[tuple[str, int], Answer]:
+def read_answers(folder: Path) -> dict[tuple[str, int], JudgedAnswer]:
     """The answers in a suite's folder by task and sample; none where there is no file.
 
     Raises:
         UserError: the file is damaged.
     """
     path = folder / FILE
-    answers = (Answer(**record) for record in read_log(path, _AnswerLines())) if path.exists() else ()
+    answers = (JudgedAnswer(**record) for record in read_log(path, _AnswerLines())) if path.exists() else ()
     return {(answer.task, answer.sample): answer for answer in answers}
 
 
@@ -127,7 +127,7 @@ async def run_suite(
     *,
     log: AnswerLog,
     at_once: int,
-    report: Callable[[Answer], None],
+    report: Callable[[JudgedAnswer], None],
 ) -> None:
     """Asks for all answers that are not in the log, or that a machine prevented.
 
@@ -144,7 +144,7 @@ async def run_suite(
     Raises:
         UserError: a task cannot be asked or judged at all, or nothing but failures comes at first.
     """
-    waiting = iter(_missing(tasks, samples, log))
+    waiting = iter(list(missing_answers(tasks, samples, log.answers)))
     counts = {"failed": 0, "answered": 0}
 
     async def work() -> None:
@@ -169,16 +169,20 @@ def _first(errors: BaseExceptionGroup) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _missing(tasks: Sequence[Task], samples: int, log: AnswerLog) -> Iterator[tuple[int, Task, int]]:
+def missing_answers(
+    tasks: Sequence[Task], samples: int, answers: Mapping[tuple[str, int], JudgedAnswer]
+) -> Iterator[tuple[int, Task, int]]:
     """Place, task and sample of what is to be asked; the first samples of all tasks come first."""
     for sample in range(samples):
         for place, task in enumerate(tasks):
-            known = log.answers.get((task.id, sample))
+            known = answers.get((task.id, sample))
             if known is None or known.failure == "machine":
                 yield place, task, sample
 
 
-async def _answered(task: Task, place: int, sample: int, digest: str, answerer: Answerer, scorer: Scorer) -> Answer:
+async def _answered(
+    task: Task, place: int, sample: int, digest: str, answerer: Answerer, scorer: Scorer
+) -> JudgedAnswer:
     """An answer with its verdict, after up to ``RETRIES`` more tries."""
     for tries in range(1, RETRIES + 2):
         began = time.monotonic()
@@ -192,7 +196,7 @@ async def _answered(task: Task, place: int, sample: int, digest: str, answerer: 
         if failure != "machine" or tries > RETRIES:
             break
     trajectory, reward = given.trajectory, given.trajectory.reward or Reward(0.0)
-    return Answer(
+    return JudgedAnswer(
         task=task.id,
         sample=sample,
         digest=digest,

@@ -12,7 +12,7 @@ from k2jax.agents.task import Task
 from k2jax.errors import UserError, abbreviate
 from k2jax.tasks.answer_line import ANSWER_FORMAT
 from k2jax.tasks.generated import user
-from k2jax.tasks.multiple_choice.forms import LETTERS, NO_HEADER, Question, read_question
+from k2jax.tasks.multiple_choice.forms import LETTERS, NO_HEADER, ChoiceQuestion, read_question
 from k2jax.tasks.record_fields import in_split, read_records
 from k2jax.tasks.table_files import TABLES, csv_records, csv_rows
 
@@ -63,7 +63,7 @@ class MultipleChoice:
         Raises:
             UserError: a file cannot be read, a record is no question, or a subject has too few examples.
         """
-        shown: dict[str, list[Question]] = defaultdict(list)
+        shown: dict[str, list[ChoiceQuestion]] = defaultdict(list)
         for _, example in _questions(self._examples) if self._examples else ():
             shown[example.subject].append(example)
         for name, question in _questions(self._path):
@@ -77,7 +77,7 @@ class MultipleChoice:
                 )
             yield self._task(name, question, examples)
 
-    def _task(self, name: str, question: Question, examples: list[Question]) -> Task:
+    def _task(self, name: str, question: ChoiceQuestion, examples: list[ChoiceQuestion]) -> Task:
         letter = LETTERS[question.answer]
         asked = [f"{self._shown(example)}{self._continuations(example)[example.answer]}" for example in examples]
         asked.append(self._shown(question) + (f"\n\n{ANSWER_FORMAT}" if self._style == "answer" else ""))
@@ -89,19 +89,19 @@ class MultipleChoice:
             metadata={ANSWER: letter, CONTINUATIONS: self._continuations(question), "choices": question.choices},
         )
 
-    def _shown(self, question: Question) -> str:
+    def _shown(self, question: ChoiceQuestion) -> str:
         if self._style == "text":
             return question.text
         lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, question.choices, strict=False)]
         return "\n".join([question.text, *lines]) + ("\nAnswer:" if self._style == "letter" else "")
 
-    def _continuations(self, question: Question) -> list[str]:
+    def _continuations(self, question: ChoiceQuestion) -> list[str]:
         before = {"answer": "\nAnswer: ", "letter": " ", "text": " "}[self._style]
         choices = question.choices if self._style == "text" else LETTERS[: len(question.choices)]
         return [before + choice for choice in choices]
 
 
-def _questions(path: str) -> Iterator[tuple[str, Question]]:
+def _questions(path: str) -> Iterator[tuple[str, ChoiceQuestion]]:
     """Names and questions of a file or folder."""
     place = Path(path).expanduser()
     files = sorted(file for file in place.iterdir() if file.suffix in _ENDS) if place.is_dir() else [place]

@@ -15,7 +15,7 @@ NO_HEADER = ("question", "A", "B", "C", "D", "answer")
 _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
-class Question(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """A question with choices.
 
     Attributes:
@@ -31,7 +31,7 @@ class Question(NamedTuple):
     subject: str = ""
 
 
-def read_question(record: Mapping[str, Any]) -> Question:
+def read_question(record: Mapping[str, Any]) -> ChoiceQuestion:
     """The question of a record of MMLU, MMLU-Pro, C-Eval, GPQA, ARC or HellaSwag, by the names of its fields.
 
     Raises:
@@ -56,7 +56,7 @@ def read_question(record: Mapping[str, Any]) -> Question:
     return _question(record["question"], choices, record["answer"], subject)
 
 
-def _gpqa(record: Mapping[str, Any]) -> Question:
+def _gpqa(record: Mapping[str, Any]) -> ChoiceQuestion:
     """Its right answer comes first in every record: the order is drawn from the question's own text."""
     choices = [str(record["Correct Answer"]), *(str(record[name]) for name in _WRONG)]
     order = list(range(len(choices)))
@@ -65,7 +65,7 @@ def _gpqa(record: Mapping[str, Any]) -> Question:
     return _question(record["Question"], shuffled, order.index(0), record.get("High-level domain"))
 
 
-def _question(text: Any, choices: Any, answer: Any, subject: Any) -> Question:
+def _question(text: Any, choices: Any, answer: Any, subject: Any) -> ChoiceQuestion:
     if not isinstance(text, str) or not text.strip():
         raise ValueError("its question is no text")
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not 2 <= len(choices) <= len(LETTERS):
@@ -77,4 +77,4 @@ def _question(text: Any, choices: Any, answer: Any, subject: Any) -> Question:
         place = int(answer) if answer.strip().isdecimal() else LETTERS.find(answer.strip().upper() or "?")
     if not isinstance(place, int) or not 0 <= place < len(choices):
         raise ValueError(f"its answer {abbreviate(answer)} is none of {len(choices)} choices")
-    return Question(text.strip(), tuple(choice.strip() for choice in choices), place, str(subject or ""))
+    return ChoiceQuestion(text.strip(), tuple(choice.strip() for choice in choices), place, str(subject or ""))
