@@ -130,6 +130,7 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
         )
         chat = chat_format_or_none(tokenizer)
         card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat=chat, media=media)
+    engine.grammars = card.grammars
     if values.published:
         _take_published(engine, run_folder(values.checkpoint))
     if not engine.has_kept_programs:
