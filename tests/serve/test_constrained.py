@@ -27,8 +27,8 @@ class Answer(pydantic.BaseModel):
 
 
 SCHEMA = {
-    "type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "maximum": 9, "minimum": 0}},
-    "required": ["unit", "days"], "additionalProperties": False,
+    "type": "object", "required": ["unit", "days"], "additionalProperties": False,
+    "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "maximum": 9, "minimum": 0}},
 }  # fmt: skip
 FUNCTION = {"name": "get_weather", "parameters": SCHEMA, "strict": True}
 
@@ -36,12 +36,12 @@ FUNCTION = {"name": "get_weather", "parameters": SCHEMA, "strict": True}
 @pytest.fixture(scope="module")
 def server():
     params = initialize(model_specs(TINY), jax.random.key(0), TINY.init_std)
-    with live(Engine(TINY, params, slots=4, max_length=160), TOKENIZER, vocab=TINY.vocab, max_length=160) as running:
+    with live(Engine(TINY, params, slots=4, max_length=512), TOKENIZER, vocab=TINY.vocab, max_length=512) as running:
         yield running
 
 
 def test_openais_client_parses_what_its_models_describe(server):
-    client = server.openai()
+    client = server.openai().with_options(timeout=120)
     found = 0
     for seed in SEEDS:
         try:
@@ -55,25 +55,25 @@ def test_openais_client_parses_what_its_models_describe(server):
         assert json.loads(choice.message.content) == choice.message.parsed.model_dump()
         found += 1
     assert found
-    answers = [client.responses.parse(model=NAME, input="Hi", text_format=Answer) for _ in SEEDS]
+    answers = [client.responses.parse(model=NAME, input="Hi", text_format=Answer, max_output_tokens=64) for _ in SEEDS]
     assert any(answer.output_parsed for answer in answers)
     assert all(answer.output_parsed or answer.status == "incomplete" for answer in answers)
 
 
 def test_required_calls_of_openais_and_anthropics_clients(server):
-    client = server.openai()
+    client = server.openai().with_options(timeout=120)
     tool = {"type": "function", "function": FUNCTION}
     calls = []
     for seed in SEEDS:
-        options = {"model": NAME, "messages": HI, "tools": [tool], "seed": seed}
+        options = {"model": NAME, "messages": HI, "tools": [tool], "seed": seed, "max_tokens": 100}
         [choice] = client.chat.completions.create(**options, tool_choice="required").choices
         if choice.finish_reason == "tool_calls":
             calls += [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
-    theirs = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
+    theirs = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=120)
     shown = {"name": "get_weather", "input_schema": SCHEMA}
     choice = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
     for _ in SEEDS:
-        message = theirs.messages.create(model=NAME, max_tokens=120, messages=HI, tools=[shown], tool_choice=choice)
+        message = theirs.messages.create(model=NAME, max_tokens=100, messages=HI, tools=[shown], tool_choice=choice)
         if message.stop_reason == "tool_use":
             [call] = [block for block in message.content if block.type == "tool_use"]
             calls.append((call.name, call.input))
@@ -84,7 +84,7 @@ def test_required_calls_of_openais_and_anthropics_clients(server):
 
 
 def test_guided_completions_and_refusals(server):
-    client = server.openai()
+    client = server.openai().with_options(timeout=120)
     guided = {"structured_outputs": {"regex": "[ab]{3}"}}
     answer = client.completions.create(model=NAME, prompt="x", max_tokens=8, extra_body=guided)
     assert set(answer.choices[0].text) <= set("ab") and len(answer.choices[0].text) == 3
