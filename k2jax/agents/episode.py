@@ -200,7 +200,7 @@ class Rollout:
             seed=turn_seed(sampling.seed, self.key, turn),
             stop_tokens=(self.chat.end, *sampling.stop_tokens),
         )
-        resume = None if begun is None else Completion(*_arrays(begun), begun.finish, self._known_experts(node))
+        resume = None if begun is None else _completion(begun, self._known_experts(node))
         with self._truncating():
             media = path_media(self.trajectory, self.trajectory.path(parent), self.media)
             completion = await self.client.generate(prompt.tolist(), asked, resume=resume, media=media)
@@ -258,16 +258,16 @@ class Rollout:
         return longest, self._token_limit - spent
 
     def _sampled(self, parent: int, completion: Completion, turn: int, temperature: float) -> Node:
-        mask = np.ones(len(completion.tokens), np.bool_)
         return Node(
             parent,
             completion.tokens,
-            mask,
+            completion.trainable,
             completion.logprobs,
             versions=completion.versions,
             turn=turn,
             temperature=temperature,
             finish=completion.finish,
+            free_logprobs=completion.free_logprobs,
             message=read_message(self.chat, completion.tokens, self.task.thinking, self.trajectory.path_tokens(parent)),
         )
 
@@ -293,8 +293,8 @@ class Rollout:
             begin += count
 
 
-def _arrays(node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return node.tokens, node.logprobs, node.versions
+def _completion(node: Node, experts: np.ndarray | None) -> Completion:
+    return Completion(node.tokens, node.logprobs, node.versions, node.finish, experts, node.free_logprobs)
 
 
 async def run_episode(

@@ -12,6 +12,8 @@ from k2jax.client.constraint import Constraint
 from k2jax.errors import UserError
 
 MAX_TOP_LOGPROBS = 20
+MASKED_SHARE = 0.01
+"""Of the probability, that a constraint may take from a place whose token is still trained on."""
 UNKNOWN_VERSION = -1  # of the weights behind a server that does not report it
 
 
@@ -92,6 +94,18 @@ class Completion(NamedTuple):
     finish: str
     experts: np.ndarray | None = None
     free_logprobs: np.ndarray | None = None
+
+    @property
+    def trainable(self) -> np.ndarray:
+        """Which tokens a policy is trained on, bool ``[T]``: those that a constraint has left as likely as they were.
+
+        A trainer computes log-probabilities over the whole vocabulary and knows no mask. The gradient of a token that
+        the mask has forced is zero, and where it took much of the probability, a ratio to the recorded one is none of
+        two policies. Where it took less than MASKED_SHARE, both log-probabilities agree.
+        """
+        if self.free_logprobs is None:
+            return np.ones(len(self.tokens), np.bool_)
+        return self.logprobs - self.free_logprobs <= -np.log1p(-MASKED_SHARE)
 
 
 class Client:

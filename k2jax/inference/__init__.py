@@ -2,11 +2,11 @@
 
 The names below are loaded when they are first used, so that a process without jax can import ``k2jax.inference``.
 
-In reading order: ``engine`` (continuous batching), ``request`` and ``scheduler`` with ``page_pool`` (who runs, and
-where), ``programs`` with ``batch``, ``shapes``, ``forward``, ``decode`` and ``sampler`` (what the devices do),
-``weights`` and ``checksum``, ``client``, ``lockstep`` with ``participants``, ``worker`` and ``continuous`` (who uses an
-engine), ``loading`` (of a checkpoint), ``roles`` (frozen ones beside a policy), ``mesh``; ``media``, ``media_reader``,
-``media_prompt`` and ``tower`` for images.
+In reading order: ``engine`` (continuous batching), ``request`` with ``constraints`` and ``scheduler`` with
+``page_pool`` (who runs, and where), ``programs`` with ``batch``, ``shapes``, ``forward``, ``decode`` and ``sampler``
+(what the devices do), ``weights`` and ``checksum``, ``client``, ``lockstep`` with ``participants``, ``worker`` and
+``continuous`` (who uses an engine), ``loading`` (of a checkpoint), ``roles`` (frozen ones beside a policy), ``mesh``;
+``media``, ``media_reader``, ``media_prompt`` and ``tower`` for images.
 """
 
 from importlib import import_module

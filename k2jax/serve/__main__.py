@@ -170,6 +170,7 @@ def _open_model(values: flags.FlagValues, urls: tuple[URL, ...]) -> tuple[Worker
         )
         chat = chat_format_or_none(tokenizer)
         card = ModelCard(name, tokenizer, engine.model.vocab, values.max_length, chat=chat, media=media)
+    engine.grammars = card.grammars
     if not engine.has_kept_programs:
         print("compiling the first programs", file=sys.stderr)
         # A prompt of two chunks and a token after it; a later start loads what they need in this order.

@@ -96,6 +96,8 @@ class Service:
         """Returns the error for the client of a job that was cancelled."""
         if job.abandoned:  # no client reads this error, but the metrics count it
             return ApiError(499, "the client closed the connection")
+        if unanswered := next((sequence.failure for sequence in job.sequences if sequence.failure), ""):
+            return bad_request(None, unanswered, "constraint_failed")
         failure = self._worker.failed
         if failure is not None:
             if not self._failure_logged:

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from k2jax.errors import UserError
 from k2jax.text.answers import AnswerParser
+from k2jax.text.constrained.rules import CallRules
 from k2jax.text.messages import Message, encode_text
 from k2jax.text.tokenizer import Tokenizer
 
@@ -134,6 +136,26 @@ class ChatFormat(ABC):
             UserError: the content of a message is no text.
         """
         return list(messages)
+
+    def reasoning_rule(self, thinking: bool) -> str:
+        """Returns what stands before the text of an answer, as an expression of a grammar; empty for nothing.
+
+        Args:
+            thinking: as of ``parser``.
+        """
+        return ""
+
+    def call_rules(self, tools: Sequence[tuple[str, str]], many: bool) -> CallRules:
+        """Returns the rules ``calls`` and ``rest`` of a grammar, the calls of an answer; see ``CallRules``.
+
+        Args:
+            tools: names of functions, and of the rules of their arguments.
+            many: whether an answer may have several calls, in formats that have them.
+
+        Raises:
+            UserError: the format writes no calls that a grammar describes.
+        """
+        raise UserError("this model's chat format has no calls of tools that a grammar describes")
 
     def _text(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text)

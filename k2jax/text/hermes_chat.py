@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
 from k2jax.text.common_chat import BEGINNING, MessageContext, Tools
+from k2jax.text.constrained.rules import CallRules, literal, token
 from k2jax.text.hermes_calls import HERMES_CALL, HERMES_CALL_END, HermesParser
 from k2jax.text.messages import Message, content_text, function_of, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -19,6 +20,7 @@ _HEADER = (
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
 _FOOTER = "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+_CALL_HEAD, _CALL_TAIL = '\n{{"name": {}, "arguments": ', "}\n"
 _EXAMPLE = '\n{"name": <function-name>, "arguments": <args-json-object>}\n'
 
 
@@ -83,13 +85,21 @@ class HermesChat(ChatML):
             return None
         return HermesParser(self._tokenizer, shows_all, calls_before)
 
+    def call_rules(self, tools: Sequence[tuple[str, str]], many: bool) -> CallRules:
+        """Returns calls between their tags, on lines of their own; behind the last one an answer ends."""
+        begin, end, line = token(self._call), token(self._call_end), literal("\n")
+        heads = " | ".join(f"{literal(_CALL_HEAD.format(to_json(name)))} {rule}" for name, rule in tools)
+        more = f"({line} {begin} call)*" if many else ""
+        text = f"calls: {begin} rest\nrest: call {more}\ncall: ({heads}) {literal(_CALL_TAIL)} {end}\n"
+        return CallRules(text, self._call, (self._call_end,))
+
     def _answer(self, text: str, message: Message, before: str = "") -> list[int]:
         """An answer's text, after others that are encoded with it, and its calls, each on lines of its own."""
         calls = tool_calls(message)
         parts: list[str | int] = [before + text + ("\n" if text and calls else "")]
         for number, call in enumerate(calls):
             name, arguments = function_of(call)
-            written = f'\n{{"name": {to_json(name)}, "arguments": {arguments}}}\n'
+            written = _CALL_HEAD.format(to_json(name)) + arguments + _CALL_TAIL
             parts += [*(["\n"] if number else []), self._call, written, self._call_end]
         return self._encoded(*parts)
 

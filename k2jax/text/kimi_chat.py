@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
+from k2jax.text.constrained.rules import CallRules, literal, token
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, text_field, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.text.tool_calls import CALL_BEGIN, ToolCallParser
 
+_SECTION_BEGIN = "<|tool_calls_section_begin|>"
 KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
 
 
@@ -53,10 +55,19 @@ class KimiChat(ChatFormat):
             return None
         return ToolCallParser(self._tokenizer, thinking=self.thinks and thinking, shows_all=shows_all)
 
+    def call_rules(self, tools: Sequence[tuple[str, str]], many: bool) -> CallRules:
+        """Returns a section of calls, each with its id and its arguments; behind it an answer ends."""
+        names = ("tool_calls_section_end", "tool_call_begin", "tool_call_argument_begin", "tool_call_end")
+        inner = [self._tokenizer.special_id(f"<|{name}|>") for name in names]
+        section, (end, begin, arguments, call_end) = self._tokenizer.special_id(_SECTION_BEGIN), map(token, inner)
+        heads = " | ".join(f"{literal(f'functions.{name}:')} INDEX {arguments} {rule}" for name, rule in tools)
+        text = f"calls: {token(section)} rest\nrest: call{'+' * many} {end}\ncall: {begin} ({heads}) {call_end}\n"
+        return CallRules(text + "INDEX: /[0-9]{1,4}/\n", section, tuple(inner))
+
     def _section(self, calls: Sequence[Mapping[str, Any]], calls_before: int) -> list[int]:
         """Tool calls; one without an id gets the id that the model would write, counted over the conversation."""
         special = self._tokenizer.special_id
-        ids = [special("<|tool_calls_section_begin|>")]
+        ids = [special(_SECTION_BEGIN)]
         for number, call in enumerate(calls, calls_before):
             name, arguments = function_of(call)
             ids += [special("<|tool_call_begin|>"), *self._text(text_field(call, "id", f"functions.{name}:{number}"))]

@@ -7,6 +7,7 @@ import json
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
+from k2jax.text.constrained.rules import CallRules, literal
 from k2jax.text.llama_calls import LlamaParser
 from k2jax.text.messages import NOT_JSON, Message, content_text, function_of, to_json, tool_calls
 from k2jax.text.tokenizer import Tokenizer
@@ -15,6 +16,7 @@ LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
 
 _MOST_CHARACTERS = 16 << 20
 """Characters of all declarations."""
+_CALL_HEAD = '{{"name": {}, "parameters": '
 _DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"  # the template's, where it has no clock
 _ENVIRONMENT = "Environment: ipython\n"
 _TOOLS = (
@@ -100,6 +102,11 @@ class LlamaChat(ChatFormat):
         """Returns a parser of calls; None for other than byte-level ids."""
         return LlamaParser(self._tokenizer, shows_all, calls_before) if self._tokenizer.is_byte_level else None
 
+    def call_rules(self, tools: Sequence[tuple[str, str]], many: bool) -> CallRules:
+        """Returns the one call that an answer can be, which is plain text."""
+        calls = (f"{literal(_CALL_HEAD.format(to_json(name)))} {rule}" for name, rule in tools)
+        return CallRules(f"calls: ({' | '.join(calls)}) {literal('}')}\n")
+
     def _answer(self, message: Message) -> str:
         text, calls = content_text(message).strip(), tool_calls(message)
         if not calls:
@@ -110,7 +117,7 @@ class LlamaChat(ChatFormat):
                 f"{'a text beside calls' if text else f'{len(calls)} calls'}; divide it into messages"
             )
         name, arguments = function_of(calls[0])
-        return f'{{"name": {to_json(name)}, "parameters": {arguments}}}'
+        return _CALL_HEAD.format(to_json(name)) + arguments + "}"
 
     def _head(self, role: str) -> list[int]:
         return [self._header, *self._text(role), self._header_end]

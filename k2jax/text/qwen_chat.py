@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2jax.text.common_chat import BEGINNING, MessageContext
+from k2jax.text.constrained.rules import ANY_TEXT, token
 from k2jax.text.hermes_chat import HermesChat
 from k2jax.text.messages import (
     THINK_BEGIN,
@@ -52,6 +53,12 @@ class QwenChat(HermesChat):
             *self._encoded(self._think, *thought, self._think_end),
             *self._answer(text, message, "\n\n"),
         ]
+
+    def reasoning_rule(self, thinking: bool) -> str:
+        """Returns the reasoning that a model may open itself, and the lines behind it."""
+        if not thinking:
+            return ""
+        return f"({token(self._think)} {ANY_TEXT} {token(self._think_end)} /\\n{{0,2}}/)?"
 
     def answer_prompt(self, message: Message) -> list[int]:
         """Returns the prompt after which the model writes this answer: with or without reasoning."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k2jax.text.common_chat import BEGINNING, MessageContext, Tools
+from k2jax.text.constrained.rules import ANY_TEXT, token
 from k2jax.text.kimi_chat import KimiChat
 from k2jax.text.messages import (
     THINK_BEGIN,
@@ -65,6 +66,10 @@ class KimiThinkingChat(KimiChat):
         """Returns the messages, those before the last cycle without reasoning."""
         begin = self.cycles(messages)[-1]
         return [*map(without_reasoning, messages[:begin]), *messages[begin:]]
+
+    def reasoning_rule(self, thinking: bool) -> str:
+        """Returns the reasoning that the prompt has opened, and its end; see ``ChatFormat.reasoning_rule``."""
+        return f"{ANY_TEXT} {token(self._think_end)}" if thinking else ""
 
     def _opening(self, message: Message) -> list[int]:
         if not (name := text_field(message, "name", "")):

@@ -65,6 +65,11 @@ def array_problems(index: int, node: Node) -> list[str]:
         and len(experts) == len(node.tokens)
     ):  # fmt: skip
         problems.append(f"experts are not int16 [{len(node.tokens)}, expert layers, active experts]")
+    free = node.free_logprobs
+    if free is not None and not (
+        isinstance(free, np.ndarray) and free.dtype == np.float32 and free.shape == (len(node.tokens),)
+    ):
+        problems.append(f"free_logprobs are not float32 [{len(node.tokens)}]")
     return problems
 
 

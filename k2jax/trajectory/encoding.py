@@ -9,6 +9,7 @@ in node order, little-endian, and the structure says how many of them belong to 
 | versions | int64 | T |
 | tokens | int32 | T |
 | logprobs | float32 | T |
+| free_logprobs | float32 | per node with them: tokens |
 | experts | int16 | per node with experts: tokens x layers x active experts |
 | mask | uint8 | T, 0 or 1 |
 | structure | UTF-8 JSON | to the end |
@@ -20,6 +21,7 @@ followed by its own; the structure of a sub-episode stands in that of the episod
 from __future__ import annotations
 
 from collections.abc import Iterator
+import dataclasses
 import json
 import math
 import struct
@@ -37,7 +39,14 @@ LARGEST_STRUCTURE = 2**26
 DEEPEST = 64
 """Sub-episodes within each other at most, so that whoever reads a trajectory may follow them by recursion."""
 _LENGTHS = struct.Struct("<QQ")
-_COLUMNS = {"versions": "<i8", "tokens": "<i4", "logprobs": "<f4", "experts": "<i2", "mask": "|u1"}
+_COLUMNS = {
+    "versions": "<i8",
+    "tokens": "<i4",
+    "logprobs": "<f4",
+    "free_logprobs": "<f4",
+    "experts": "<i2",
+    "mask": "|u1",
+}
 
 
 class EncodingError(ValueError):
@@ -118,6 +127,7 @@ def _structure(trajectory: Trajectory) -> dict[str, Any]:
                 "finish": node.finish,
                 "message": None if node.message is None else _with_text_keys(node.message),
                 "experts": None if node.experts is None else list(node.experts.shape[1:]),
+                **({} if node.free_logprobs is None else {"free": True}),
             }
             for node in trajectory.nodes
         ],
@@ -171,7 +181,8 @@ def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> T
     listed = [entry for each in every for entry in each["nodes"]]
     shapes = [_expert_shape(entry) for entry in listed]
     expert_values = sum(math.prod(shape) for shape in shapes if shape is not None)
-    counts = dict.fromkeys(_COLUMNS, count) | {"experts": expert_values}
+    free_values = sum(_natural(entry["tokens"]) for entry in listed if _is_free(entry))
+    counts = dict.fromkeys(_COLUMNS, count) | {"experts": expert_values, "free_logprobs": free_values}
     if sum(_natural(entry["tokens"]) for entry in listed) != count:
         raise EncodingError("its nodes have other lengths than its arrays")
     columns, start = {}, _LENGTHS.size
@@ -187,7 +198,7 @@ def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> T
         raise EncodingError("its mask has values other than 0 and 1")
     trajectory = _without_nodes(structure)
     owners = list(_with_spawned(trajectory))
-    token, value = 0, 0
+    token, value, free = 0, 0, 0
     for owner, each in zip(owners, every, strict=True):
         for entry in each["nodes"]:
             shape = _expert_shape(entry)
@@ -196,7 +207,11 @@ def _assemble(structure: dict[str, Any], data: bytes, count: int, end: int) -> T
             if shape is not None:
                 experts = columns["experts"][value : value + math.prod(shape)].reshape(shape)
                 value += math.prod(shape)
-            owner.add(_node(entry, columns, tokens, experts))  # refuses a parent that is no earlier node
+            node = _node(entry, columns, tokens, experts)
+            if _is_free(entry):
+                logprobs = columns["free_logprobs"][free : free + entry["tokens"]]
+                node, free = dataclasses.replace(node, free_logprobs=logprobs), free + entry["tokens"]
+            owner.add(node)  # refuses a parent that is no earlier node
             token = tokens.stop
     return trajectory
 
@@ -251,6 +266,11 @@ def _without_nodes(structure: dict[str, Any]) -> Trajectory:
         purpose=purpose,
         spawned={_number(number): _without_nodes(each) for number, each in structure.get("spawned", {}).items()},
     )
+
+
+def _is_free(entry: dict[str, Any]) -> bool:
+    """Whether a node has ``free_logprobs``, which older trajectories do not speak of."""
+    return _typed(entry.get("free", False), bool)
 
 
 def _expert_shape(entry: dict[str, Any]) -> tuple[int, int, int] | None:

@@ -42,7 +42,8 @@ class Node:
         parent: index of the node that they follow; ROOT for a node without one.
         tokens: int32 ``[T]``.
         mask: bool ``[T]``, whether the policy sampled the token and it may be trained on.
-        logprobs: float32 ``[T]``, recorded at sampling under softmax(logits / temperature) [nats]; 0 where not sampled.
+        logprobs: float32 ``[T]``, recorded at sampling under softmax(logits / temperature) [nats], over what a
+            constraint allowed; 0 where not sampled.
         versions: int64 ``[T]``, of the weights that chose each token; NO_VERSION where not sampled.
         turn: number of the call of the model within the episode; NO_TURN for observations.
         temperature: at which the tokens were sampled; 1 for observations.
@@ -50,6 +51,8 @@ class Node:
         message: the tokens as a message in OpenAI's format, for verifiers and readers; None where they are none.
         experts: int16 ``[T, expert layers, active experts]``, the experts that the tokens were routed to when they were
             sampled, or None.
+        free_logprobs: float32 ``[T]``, ``logprobs`` over the whole vocabulary, where a constraint left less of it; else
+            None.
     """
 
     parent: int
@@ -63,6 +66,7 @@ class Node:
     finish: str = ""
     message: Mapping[str, Any] | None = None
     experts: np.ndarray | None = None
+    free_logprobs: np.ndarray | None = None
 
     @classmethod
     def observed(cls, parent: int, tokens: Sequence[int], message: Mapping[str, Any] | None = None) -> Node:

@@ -128,6 +128,7 @@ def live(engine, tokenizer, *, vocab, max_length=256, keys=(), max_queue=200, ma
     """A server on a free port, until the end of the block."""
     worker = Worker(engine)
     card = ModelCard(NAME, tokenizer, vocab, max_length, chat=chat_format_or_none(tokenizer), media=media)
+    engine.grammars = card.grammars
     service = Service(worker, card, max_queue)
     app = make_app(service, ApiKeys(keys), max_body_bytes, ServedHosts("127.0.0.1"))
     with served(app, at_end=service.cancel_all) as (host, port):

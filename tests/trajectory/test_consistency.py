@@ -35,6 +35,7 @@ NODES = {
     "node 1: tokens are not int32 [2]": (1, {"tokens": np.array([4, 5])}),
     "node 1: mask are not bool [2]": (1, {"mask": np.ones(3, np.bool_)}),
     "node 3: experts are not int16 [3, ": (3, {"experts": np.zeros((2, 1, 1), np.int16)}),
+    "node 3: free_logprobs are not float32 [3]": (3, {"free_logprobs": np.zeros(2, np.float32)}),
     "node 3: token ids are negative (first at token 1)": (3, {"tokens": np.array([7, -8, 9], np.int32)}),
     "node 3: token ids are outside of the vocabulary": (3, {"tokens": np.array([7, 11, 9], np.int32)}),
     "node 0: trainable tokens have no version (first at token 2)": (0, {"mask": np.arange(3) == 2}),

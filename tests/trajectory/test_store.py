@@ -259,6 +259,8 @@ HOSTILE = {
     "experts without end": encoded(with_node(experts=[2**30, 2**30]), TOKEN, 1),
     "negative experts": encoded(with_node(experts=[-1, -2]), TOKEN + bytes(4), 1),
     "a shape of one": encoded(with_node(experts=[1]), TOKEN + bytes(2), 1),
+    "free log-probabilities that are not there": encoded(with_node(free=True), TOKEN, 1),
+    "a flag that is none": encoded(with_node(free=1), TOKEN + bytes(4), 1),
     "a mask of 2": encoded(with_node(), bytes(16) + b"\2", 1),
     "a parent that is later": encoded(with_node(parent=0), TOKEN, 1),
     "a parent of text": encoded(with_node(parent="0"), TOKEN, 1),
@@ -281,6 +283,8 @@ def test_a_hostile_record_is_refused_in_one_line(tmp_path, name):
 def test_the_hostile_records_are_hostile_for_what_they_change():
     assert decode(encoded(with_node(), TOKEN, 1)).nodes[0].tokens.tolist() == [0]
     assert decode(encoded(with_node(experts=[1, 2]), TOKEN + bytes(4), 1)).nodes[0].experts.shape == (1, 1, 2)
+    assert decode(encoded(with_node(free=True), TOKEN + bytes(4), 1)).nodes[0].free_logprobs.tolist() == [0]
+    assert decode(encoded(with_node(), TOKEN, 1)).nodes[0].free_logprobs is None
     assert len(list(sub_trajectories(decode(encoded(spawning(64)))))) == 64
 
 

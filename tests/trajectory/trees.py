@@ -78,6 +78,7 @@ def nodes(draw, index):
         finish=draw(st.sampled_from(["", "stop", "length"])),
         message=draw(st.none() | OBJECT),
         experts=experts,
+        free_logprobs=array(np.float32) if draw(st.booleans()) else None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from k2jax.agents.api.anthropic_response import PING, MessagesResponse, error_event, messages_error
 from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.constraints import ANY_TEXT, constrain, read_format
 from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools, text_of_parts
 from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
@@ -57,11 +58,12 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         if options.n != 1:
             raise unsupported("n")
         thinking, is_asked = _read_thinking(fields, card)
-        tools, left_out = read_tools(fields, "custom", lambda tool: flat_function(tool, "input_schema"))
+        tools, choice, left_out = read_tools(fields, "custom", lambda tool: flat_function(tool, "input_schema"))
         system, listed = fields.take("system"), fields.take("messages")
         output = fields.take("output_config", {})
-        if not isinstance(output, dict) or (output.get("format") and not lenient):
-            raise unsupported("output_config", "output_config must not ask for a format")
+        if not isinstance(output, dict):
+            raise invalid_value("output_config", "an object", output)
+        value = ANY_TEXT if lenient else read_format(output.get("format"), "output_config.format")
         left_out += fields.finish(_IGNORED, {})
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)
@@ -80,6 +82,8 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         read, unread = read_history(messages, origins, fields, card)
         thinking = thinks_after(read[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
+        if not lenient:
+            options = constrain(options, card, value, tools, choice, is_continued=bool(read[-1].get("partial")))
         left_out += unread + tuple(passed or ())
         return Conversation(read, tuple(origins), tools, options, asked=asked, left_out=left_out)
 

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.constraints import constrain, read_value
 from k2jax.agents.api.conversation import Conversation, has_name, read_shared, read_tools
 from k2jax.agents.api.detokenize import Delta, ScoredToken, ToolCallDelta
 from k2jax.agents.api.dialect import chat_dialect
@@ -47,7 +48,8 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
             raise bad_request("top_logprobs", "top_logprobs needs logprobs: true")
         max_tokens, limit_field = (None, "") if lenient else _read_max_tokens(fields)
         options, asked = read_shared(fields, card, top_logprobs=top_logprobs or 0)
-        messages, (tools, left_out) = fields.take("messages"), read_tools(fields, "function", _declared)
+        messages, (tools, choice, left_out) = fields.take("messages"), read_tools(fields, "function", _declared)
+        value = read_value(fields)
         thinking, is_asked, passed_over = _read_thinking(fields, card)
         continues = _read_continuation(fields)
         left_out += passed_over + fields.finish(IGNORED, _NEUTRAL)
@@ -59,6 +61,8 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
         messages, unread = read_history(_continued(messages, continues), origins, fields, card)
         thinking = thinks_after(messages[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, logprobs=logprobs, thinking=thinking)
+        if not lenient:
+            options = constrain(options, card, value, tools, choice, is_continued=bool(messages[-1].get("partial")))
         read = {"asked": asked, "left_out": left_out + unread, "limit_field": limit_field}
         return Conversation(messages, origins, tools, options, **read)
 

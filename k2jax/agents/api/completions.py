@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.constraints import constrain, read_value
 from k2jax.agents.api.detokenize import Delta, ScoredToken
 from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.fields import Fields, invalid_value
@@ -57,9 +58,11 @@ def parse_completion(body: Any, card: ModelCard) -> GenerationRequest:
         )
         if fields.integer("best_of", options.n) != options.n:
             raise unsupported("best_of")
+        value = read_value(fields)
         fields.finish(IGNORED, _NEUTRAL)
         prompts = _encode_prompts(prompt, card, with_bos)
         options = dataclasses.replace(options, prompts=prompts, max_tokens=max_tokens, logprobs=logprobs, echo=echo)
+        options = constrain(options, card, value)
         return options if limit is None else check_room("max_tokens", options, card)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from k2jax.agents.api.api_error import bad_request, unsupported
 from k2jax.agents.api.encoding import dump_json
@@ -15,6 +15,7 @@ from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.lengths import check_text, check_texts
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
+from k2jax.agents.api.tool_choice import ToolChoice, read_choice
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.text.call_ids import with_call_ids
@@ -102,19 +103,30 @@ def read_shared(
     return options, {k: v for k, v in asked.items() if v is not None}
 
 
+class DeclaredTools(NamedTuple):
+    """The fields ``tools`` and ``tool_choice``.
+
+    Attributes:
+        tools: to declare to the model, none if the client wants no calls.
+        choice: which of them it calls.
+        left_out: what a lenient reader passed over: kinds of tools that servers or clients define, and a choice that
+            cannot be kept.
+    """
+
+    tools: tuple[Mapping[str, Any], ...]
+    choice: ToolChoice
+    left_out: tuple[str, ...]
+
+
 def read_tools(
     fields: Fields, kind: str, declare: Callable[[dict[str, Any]], Mapping[str, Any] | None]
-) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+) -> DeclaredTools:
     """Reads the fields ``tools`` and ``tool_choice``.
 
     Args:
         fields: of the body.
         kind: type of the tools that are functions, which is also that of a tool without a type.
         declare: returns a tool in OpenAI's chat format; None for one that has no name.
-
-    Returns:
-        The tools to declare to the model, none if the client wants no calls; and what a lenient reader passed over:
-        kinds of tools that servers or clients define, and a choice that cannot be kept.
 
     Raises:
         ApiError: a tool or the choice is wrong, or not supported by a strict reader.
@@ -133,12 +145,14 @@ def read_tools(
             raise invalid_value("tools", "functions with a name", tool)
         else:
             tools.append(declared)
-    choice = choice.get("type") if isinstance(choice, dict) else choice  # as Anthropic has it
-    if choice not in ("auto", "none"):
-        if not fields.lenient:
-            raise unsupported("tool_choice", "tool_choice must be auto or none")
-        left_out.append("tool_choice")
-    return tuple(tools) if choice != "none" else (), tuple(left_out)
+    if fields.lenient:
+        choice = choice.get("type") if isinstance(choice, dict) else choice  # as Anthropic has it
+        left_out += ["tool_choice"] * (choice not in ("auto", "none"))
+        asked = ToolChoice("none" if choice == "none" else "auto")
+    else:
+        asked = read_choice(choice, tuple(tool["function"]["name"] for tool in tools))
+        asked = asked._replace(many=asked.many and fields.flag("parallel_tool_calls", True))
+    return DeclaredTools(tuple(tools) if asked.kind != "none" else (), asked, tuple(left_out))
 
 
 def flat_function(tool: dict[str, Any], schema: str) -> Mapping[str, Any] | None:
@@ -152,6 +166,8 @@ def flat_function(tool: dict[str, Any], schema: str) -> Mapping[str, Any] | None
         return None
     parameters = tool.get(schema) or {"type": "object", "properties": {}}
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+    if isinstance(tool.get("strict"), bool):
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 

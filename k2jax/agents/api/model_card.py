@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
 from k2jax.agents.api.api_error import ApiError
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chat import ChatFormat, chat_format
+from k2jax.text.constrained import Grammars
 from k2jax.text.media_reading import MediaReader
 from k2jax.text.tokenizer import Tokenizer
 
@@ -35,6 +37,11 @@ class ModelCard:
     chat: ChatFormat | None
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     media: MediaReader | None = None
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Those that its answers may have to obey, which its engine has to have, too."""
+        return Grammars(self.tokenizer, self.vocab)
 
     @property
     def json(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from k2jax.agents.api.api_error import bad_request, unsupported
+from k2jax.agents.api.constraints import ANY_TEXT, TextRule, constrain, read_format
 from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools
 from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
@@ -49,9 +50,8 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         for name in ("previous_response_id", "conversation"):
             if fields.take(name) is not None:  # also of agents: the history would be lost
                 raise unsupported(name, f"this server stores no responses; send the history as input, not {name}")
-        _check_text(fields)
-        thinking = _read_thinking(fields, card)
-        tools, left_out = read_tools(fields, "function", lambda tool: flat_function(tool, "parameters"))
+        value, thinking = _read_text(fields), _read_thinking(fields, card)
+        tools, choice, left_out = read_tools(fields, "function", lambda tool: flat_function(tool, "parameters"))
         instructions, listed = fields.text("instructions", ""), fields.take("input")
         left_out += fields.finish(_IGNORED, _NEUTRAL)
         reader = _InputReader([] if lenient else None)
@@ -61,16 +61,18 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         messages, unread = read_history(reader.messages, reader.origins, fields, card)
         thinking = thinks_after(messages[-1], thinking, False)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
+        if not lenient:
+            options = constrain(options, card, value, tools, choice, is_continued=bool(messages[-1].get("partial")))
         read = {"asked": asked, "left_out": left_out + unread + tuple(reader.passed or ())}
         return Conversation(messages, tuple(reader.origins), tools, options, **read, limit_field="max_output_tokens")
 
 
-def _check_text(fields: Fields) -> None:
-    """Refuses answers in another format than text; how verbose they are to be is a hint."""
+def _read_text(fields: Fields) -> TextRule:
+    """The format of the answer's text, over which a lenient reader passes; how verbose it is to be is a hint."""
     text = fields.take("text", {})
-    form = text.get("format") or {"type": "text"} if isinstance(text, dict) else None
-    if not isinstance(form, dict) or (form.get("type") != "text" and not fields.lenient):
-        raise unsupported("text", "text.format must be text")
+    if not isinstance(text, dict):
+        raise invalid_value("text", "an object", text)
+    return ANY_TEXT if fields.lenient else read_format(text.get("format"), "text.format")
 
 
 def _read_thinking(fields: Fields, card: ModelCard) -> bool:

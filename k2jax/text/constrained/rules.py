@@ -23,6 +23,7 @@ MOST_PROPERTIES = 1000
 MOST_CHOICES = 5000
 LARGEST_MULTIPLE = 1000
 """Of which a number may have to be a multiple: the compiler takes as many states."""
+ANY_TEXT = "/(?s:.*)/"
 _COMPILER_OPTIONS = "x-guidance"
 """Key of a schema under which the compiler reads options of its own, which are not the client's to set."""
 _WHITE_SPACE = r"[ \t\n\r]{0,20}"
@@ -31,11 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 class CallRules(NamedTuple):
-    """The calls of a chat format as rules; ``rest`` stands in them, and ``calls`` where an answer is nothing else.
+    """The calls of a chat format as rules: ``calls``, and ``rest`` for what follows the token that opens them.
 
     Attributes:
         text: the rules, one a line.
-        opening: id that begins calls, behind which ``rest`` follows; None for a format that writes them as plain text.
+        opening: id of that token; None for a format that writes calls as plain text, without ``rest``.
         banned: special tokens of calls that stand nowhere before ``opening``.
     """
 
