@@ -107,17 +107,18 @@ class WeightFollower:
         self._thread.join()
 
     def _follow(self) -> None:
-        taken, failure = self._source.loaded, ""
+        taken, failed = self._source.loaded, False
         while not self._stopped.wait(self._interval or INTERVAL):
             try:
                 current = self._source.current()
+                failed = False
                 if current is None or current == taken:
                     continue
                 self._worker.hold()
             except (OSError, ValueError, UserError) as error:
-                if str(error) != failure:  # where a run has ended, that is said once
-                    failure = str(error)
-                    self._say(f"the published weights cannot be read: {failure}")
+                if not failed:  # where a run has ended, that is said once
+                    self._say(f"the published weights cannot be read: {error}")
+                failed = True
                 continue
             except RuntimeError:  # the worker has ended, and with it the server
                 return

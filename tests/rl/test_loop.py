@@ -24,6 +24,7 @@ from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import tiny
+from tests.train.together import free_port
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,9 @@ def test_resumed_with_states_at_rest_and_published_weights_it_ends_bit_identical
     monkeypatch.setattr(CheckpointEngine, "remove", remove)
     monkeypatch.setattr(offload, "has_host_memory", lambda platform: True)  # also on a CPU
     workdir = interrupted(finished, folder / "resumed")
-    assert train(tiny(**{"rl.rollout.offload_state": True, "rl.rollout.publish": True}), workdir) == 0
+    keys = {"offload_state": True, "publish": True, "publish_listen": f"127.0.0.1:{free_port()}"}
+    assert train(tiny(**{f"rl.rollout.{name}": value for name, value in keys.items()}), workdir) == 0
+    assert (workdir / "publish.key").stat().st_mode & 0o777 == 0o600
     assert_equal_runs(workdir, finished)
     _, params = from_pretrained(str(workdir))
     assert list(kept) == [4] and not store_folder(workdir).exists()

@@ -113,11 +113,22 @@ def published_source(config: Config, workdir: Path, folder: Path) -> Iterator[No
         yield
         return
     host, port = parse_address(listen, "config.rl.rollout.publish_listen")
+    with given_store((host, port + processes.index()), workdir, folder):
+        yield
+
+
+@contextlib.contextmanager
+def given_store(listen: Address, workdir: Path, folder: Path) -> Iterator[Address]:
+    """Gives the versions of a store to receivers; where it listens.
+
+    Raises:
+        UserError: it cannot listen there.
+    """
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
     key, several = make_key(workdir / KEY_FILE), processes.count() > 1
-    source = StoreSource(folder, (host, port + processes.index()), key, say, keeps_before=several)
+    source = StoreSource(folder, listen, key, say, keeps_before=several)
     say(f"weights for engines of other hosts at {text_of(source.server.address)}, with the key {workdir / KEY_FILE}")
     try:
-        yield
+        yield source.server.address
     finally:
         source.close()

@@ -28,12 +28,14 @@ class RunRecord(NamedTuple):
         socket: address for engines of this machine, see ``EngineAddress``; empty while there are no weights yet.
         listen: address for engines of other machines, with the run's key; empty where they cannot join.
         dtype: of the weights, in which engines compute.
+        weights: HOST:PORT of every process of the run that gives its part of the weights to engines of other machines.
     """
 
     machine: str
     socket: str = ""
     listen: str = ""
     dtype: str = ""
+    weights: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, workdir: Path) -> Self | None:
@@ -48,7 +50,7 @@ class RunRecord(NamedTuple):
             return None
         if values.pop("wire") != VERSION:
             raise UserError(f"the run of {workdir} is one of another k2jax; start engine and run with the same")
-        return cls(**values)
+        return cls(**values)._replace(weights=tuple(values["weights"]))
 
     def write(self, workdir: Path) -> None:
         """Replaces the record of a workdir at once."""

@@ -1,5 +1,7 @@
 """Bytes and seconds of a broadcast, worked out by hand for four hosts."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from k2jax.aot import topology
 topology.prepare()
 
 from k2jax.aot.cost.broadcast_cost import broadcast_report  # noqa: E402
+from k2jax.aot.report.sync_table import _broadcast_table, _broadcast_title  # noqa: E402
 from k2jax.chips import CHIPS  # noqa: E402
 from k2jax.rl.broadcast.pieces import CHUNK  # noqa: E402
 
@@ -37,3 +40,7 @@ def test_a_broadcast_over_four_hosts():
         assert way.latency == way.chain * CHUNK / 25e9
         assert way.seconds == pytest.approx(way.network + way.latency)
         assert way.apart == pytest.approx(way.network + 2 * 18 / 16 + way.latency)
+    text = _broadcast_table(SimpleNamespace(broadcast=report))
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[-2][:4] == ["the", "full", "set", "130"] and rows[-1][:3] == ["its", "shard", "66.0"]
+    assert "from 4 of the trainer, 25.0 GB/s a host" in _broadcast_title(SimpleNamespace(broadcast=report))

@@ -74,6 +74,23 @@ def test_a_chunk_that_is_damaged_on_the_way_is_named_and_asked_for_again(at):
     assert f"of w{at // 4096} is damaged; another is asked for the rest" in said[0]
 
 
+def test_damage_between_which_chunks_arrive_is_mended_however_often_it_comes():
+    held, taken, said = drawn(0), drawn(1), []
+
+    def change(number, before, data):
+        place = 3000 - before
+        if number > 1 and 0 <= place < len(data):
+            data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        return data
+
+    with source(held) as server:
+        proxy = Proxy(server.address, change)
+        with receivers([proxy.address], taken, say=said.append) as [receiver]:
+            taken.take(receiver.load()[1])
+        proxy.close()
+    assert held.same(taken) and len(said) > streams.MOST_FAILURES
+
+
 def test_damage_that_stays_is_given_up():
     held, taken, said = drawn(0), drawn(1), []
 
