@@ -19,7 +19,7 @@ from k2jax.inference.roles import FrozenModel, open_roles, roles_in_lockstep
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
-from k2jax.rl.engines.separate_policy import SeparatePolicy, open_policy
+from k2jax.rl.engines.separate_policy import PublishedPolicy, open_policy
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.followers.digests import digest_of_rows
@@ -107,7 +107,7 @@ def open_rl(
 
 def open_sampler(
     parts: Parts,
-    policy: Policy | SeparatePolicy,
+    policy: Policy | PublishedPolicy,
     scorer: Scorer,
     media: MediaReader | None,
     methods: Methods,
@@ -115,7 +115,7 @@ def open_sampler(
 ) -> Sampler:
     """The sampler that the config names; ``parts.opened`` closes it. Of several processes the first has it."""
     commands = parts.commands
-    engine = policy.pool if isinstance(policy, SeparatePolicy) else commands.engine(policy.engine)
+    engine = commands.engine(policy.engine) if isinstance(policy, Policy) else policy.pool
     frozen = {name: model._replace(engine=commands.engine(model.engine)) for name, model in frozen.items()}
     if parts.config.rl.rollout.sampler == "workers" and not commands.follows:
         return LeadingSampler(open_workers(parts, engine, scorer, media, methods, frozen), commands)

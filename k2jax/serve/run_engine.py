@@ -31,6 +31,9 @@ from k2jax.inference.mesh import make_engine_mesh
 from k2jax.model import cast_params
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import abstract
+from k2jax.rl.broadcast.peers import parse_address, read_key
+from k2jax.rl.broadcast.received_weights import ReceivedWeights
+from k2jax.rl.broadcast.store_source import KEY_FILE
 from k2jax.rl.engines.run_record import RunRecord, this_machine
 from k2jax.rl.sync.checkpoint_engine import store_folder
 from k2jax.serve.following import StoredWeights, WeightFollower, WeightSource
@@ -61,12 +64,14 @@ async def follow(workdir: Path, ends_with_input: bool = False) -> None:
     say(f"waiting for the weights of {workdir}")
     while (record := await _found(workdir)) is None:
         await asyncio.sleep(POLL)
-    source, loop = _source(record, workdir), asyncio.get_running_loop()
-    served = await asyncio.to_thread(lambda: _Served(make_engine(workdir, record), source, loop))
+    first, loop = record, asyncio.get_running_loop()
+    served = await asyncio.to_thread(lambda: _Served(make_engine(workdir, first), first, workdir, loop))
     calm_collector()
     while record is not None and await served.member.serve(_address(record, workdir)):
         say(f"lost the run of {workdir}; waiting for it to go on")
         record = await _found(workdir)
+        if record is not None and record.weights != first.weights:
+            raise UserError(f"the run of {workdir} gives its weights at other addresses now; start this engine again")
     say(f"the run of {workdir} has ended")
 
 
@@ -103,11 +108,12 @@ def _address(record: RunRecord, workdir: Path) -> EngineAddress:
     return EngineAddress.parse(record.listen)
 
 
-def _source(record: RunRecord, workdir: Path) -> WeightSource:
-    """Where the weights come from."""
-    if record.machine == this_machine():
+def _source(record: RunRecord, workdir: Path, engine: Engine) -> WeightSource:
+    """Where the weights come from: this machine's memory, where it has all of them, or the processes of the run."""
+    if record.machine == this_machine() and len(record.weights) < 2:
         return StoredWeights(store_folder(workdir))
-    raise UserError(f"the weights of {workdir} are in the memory of another machine; start this engine there")
+    addresses = [parse_address(text, "weights") for text in record.weights]
+    return ReceivedWeights(addresses, read_key(workdir / KEY_FILE), engine.weights, say)
 
 
 async def _is_there(address: EngineAddress) -> bool:
@@ -124,7 +130,8 @@ async def _is_there(address: EngineAddress) -> bool:
 class _Served:
     """The engine at work, and the source that it follows."""
 
-    def __init__(self, engine: Engine, source: WeightSource, loop: asyncio.AbstractEventLoop):
+    def __init__(self, engine: Engine, record: RunRecord, workdir: Path, loop: asyncio.AbstractEventLoop):
+        source = _source(record, workdir, engine)
         version, leaves = source.load()
         engine.update_params(leaves, version)
         self._taken, self._loop = (version, _digest(engine)), loop

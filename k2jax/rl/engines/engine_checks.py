@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from k2jax import processes
 from k2jax.config.schema import Config, EnginesConfig
 from k2jax.errors import UserError
 
@@ -38,6 +39,11 @@ def check_engines(config: Config) -> None:
         raise UserError(
             f"config.rl.roles.{min(config.rl.roles)} has an engine on the trainer's devices, which stands still while "
             "the trainer updates; with config.rl.engines.placement separate leave roles out"
+        )
+    if processes.count() > 1 and not engines.listen:
+        raise UserError(
+            f"{processes.count()} training processes give engines their parts of the weights over the network; set "
+            "config.rl.engines.listen to HOST:PORT of the first one"
         )
     if engines.listen and not re.fullmatch(r"[^\s:]+:\d{1,5}", engines.listen):
         raise UserError(f"config.rl.engines.listen {engines.listen!r} is no HOST:PORT, e.g. 10.0.0.7:4567")

@@ -12,8 +12,11 @@ import time
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
+from k2jax import processes
 from k2jax.agents.collect.engine_address import KEY_BYTES, EngineAddress
 from k2jax.errors import UserError
 from k2jax.inference.checksum import digest
@@ -21,6 +24,8 @@ from k2jax.inference.weights import named_leaves
 from k2jax.model import cast_params
 from k2jax.parallel.resharding import logical_partition
 from k2jax.params import abstract, named_specs
+from k2jax.rl.broadcast.peers import Address, parse_address, text_of
+from k2jax.rl.broadcast.store_source import given_store
 from k2jax.rl.engines.engine_pool import EnginePool
 from k2jax.rl.engines.own_engines import OwnEngines
 from k2jax.rl.engines.run_record import RunRecord, remove_record, this_machine
@@ -31,15 +36,63 @@ from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync, 
 from k2jax.train.program import Program
 from k2jax.train.run import say
 
+_LONGEST_ADDRESS = 300  # bytes
 
-def open_policy(parts: Parts) -> Policy | SeparatePolicy:
+
+def open_policy(parts: Parts) -> Policy | PublishedPolicy:
     """The policy of a run, whose engines are where ``rl.engines.placement`` says."""
-    if parts.config.rl.engines.placement == "separate":
-        return SeparatePolicy(parts)
-    return Policy(parts.program, parts.workdir, parts.opened)
+    if parts.config.rl.engines.placement == "colocated":
+        return Policy(parts.program, parts.workdir, parts.opened)
+    return PublishedPolicy(parts) if parts.commands.follows else SeparatePolicy(parts)
 
 
-class SeparatePolicy:
+class PublishedPolicy:
+    """Publishes what this process has of the trainer's weights, for engines in processes of their own; see ``Policy``.
+
+    It is the whole policy of a process that follows another one, in which the engines join.
+
+    Args:
+        parts: of the run; ``opened`` ends what is begun here.
+        announce: is told number and checksum of a version before an engine can find it.
+
+    Attributes:
+        pool: the engines; None in a process in which none joins.
+        addresses: where every process of the run gives its weights to engines of other machines; empty where none does.
+
+    Raises:
+        UserError: another run publishes under the same workdir, or the address to listen on is taken.
+    """
+
+    pool: EnginePool | None = None
+
+    def __init__(self, parts: Parts, announce: Callable[[int, str], None] = lambda version, digest: None):
+        several, listen = processes.count() > 1, parts.config.rl.engines.listen
+        folder = store_folder(parts.workdir, processes.index() if several else None)
+        store = CheckpointEngine(folder, keeps_before=several)
+        self._sync = StoreSync(parts.program, store, announce)
+        parts.opened.push(lambda kind, *_: store.remove() if kind is None else None)
+        self.addresses: tuple[str, ...] = ()
+        if listen:
+            place = weights_address(listen, processes.index())
+            self.addresses = _gathered(text_of(parts.opened.enter_context(given_store(place, parts.workdir, folder))))
+        self._record: dict[str, float] = {}
+
+    def check(self, version: int) -> None:
+        """Raises StaleWeightsError where another version than this one was published last."""
+        self._sync.check(version)
+
+    def push(self, params: Any, version: int) -> None:
+        """Publishes the trainer's weights."""
+        synced = self._sync.push(params, version)
+        speed = synced.bytes / synced.seconds / 1e9
+        self._record = {"sync_seconds": synced.seconds, "sync_gb_per_second": speed}
+
+    def record(self) -> dict[str, float]:
+        """Metrics of the last ``push``."""
+        return self._record
+
+
+class SeparatePolicy(PublishedPolicy):
     """Publishes the trainer's weights, and has the engines that take them; see ``Policy``.
 
     Args:
@@ -49,8 +102,7 @@ class SeparatePolicy:
         pool: the engines.
 
     Raises:
-        UserError: another run publishes under the same workdir, the address to listen on is taken, or engines that the
-            run is to start would need its devices.
+        UserError: as of ``PublishedPolicy``, or engines that the run is to start would need its devices.
     """
 
     def __init__(self, parts: Parts):
@@ -67,9 +119,7 @@ class SeparatePolicy:
         advice = f"python -m k2jax.rollout engine --follow={parts.workdir}"
         rollout = parts.config.rl.rollout
         self.pool = EnginePool(rollout.max_length, rollout.slots, say, advice)
-        store = CheckpointEngine(store_folder(parts.workdir))
-        self._sync = StoreSync(parts.program, store, self.pool.publish)
-        parts.opened.push(lambda kind, *_: store.remove() if kind is None else None)
+        super().__init__(parts, self.pool.publish)
         self._sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # a short path
         own = OwnEngines(parts.workdir, engines.start, say)
         parts.opened.callback(own.close)
@@ -77,34 +127,48 @@ class SeparatePolicy:
         parts.event_loop.run(self.pool.watch())
         parts.opened.callback(lambda: parts.event_loop.run(self.pool.close()))
         parts.opened.callback(remove_record, parts.workdir)
-        self._has_record, self._record = False, {}
-
-    def check(self, version: int) -> None:
-        """Raises StaleWeightsError where another version than this one was published last."""
-        self._sync.check(version)
+        self._has_record = False
 
     def push(self, params: Any, version: int) -> None:
         """Publishes the trainer's weights; with the first of them engines may join."""
-        synced = self._sync.push(params, version)
-        speed = synced.bytes / synced.seconds / 1e9
-        self._record = {"sync_seconds": synced.seconds, "sync_gb_per_second": speed}
+        super().push(params, version)
         if not self._has_record:
             self._has_record = True
             path = self._sockets / "engines"
             self._parts.event_loop.run(self.pool.open(path, self._listener, self._address.key))
             dtype = jax.numpy.dtype(rollout_dtype(self._parts.program)).name
             listen = self._address.text if self._listener is not None else ""
-            RunRecord(this_machine(), str(path), listen, dtype).write(self._parts.workdir)
-
-    def record(self) -> dict[str, float]:
-        """Metrics of the last ``push``."""
-        return self._record
+            RunRecord(this_machine(), str(path), listen, dtype, self.addresses).write(self._parts.workdir)
 
     def _look(self, own: OwnEngines) -> None:
         try:
             own.look(self.pool.version)
         except UserError as error:
             self.pool.fail(error)
+
+
+def weights_address(listen: str, process: int) -> Address:
+    """Where a process of a run gives its weights: at one of the ports behind that at which engines join.
+
+    Args:
+        listen: HOST:PORT of ``rl.engines.listen``, by which others reach the first process; port 0 is any.
+        process: its number; each but the first listens where it reaches the first one from.
+    """
+    host, port = parse_address(listen, "config.rl.engines.listen")
+    if process:
+        family, kind, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # of a datagram socket: nothing is sent
+            host = probe.getsockname()[0]
+    return host, port and port + 1 + process
+
+
+def _gathered(text: str) -> tuple[str, ...]:
+    """What every process says, in their order."""
+    if processes.count() == 1:
+        return (text,)
+    said = np.frombuffer(text.encode().ljust(_LONGEST_ADDRESS), np.uint8)
+    return tuple(bytes(each).decode().strip() for each in multihost_utils.process_allgather(said))
 
 
 def _listener(listen: str) -> tuple[socket.socket | None, EngineAddress]:

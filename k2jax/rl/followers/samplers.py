@@ -62,7 +62,7 @@ class FollowingSampler:
 
     Args:
         run: the run.
-        engine: of the policy.
+        engine: of the policy, on the trainer's devices; None where engines have processes of their own.
         clients: of the roles beside it; nobody asks them.
         episodes: nobody runs them; methods ask it who answers.
         mixture: prompts.
@@ -72,7 +72,7 @@ class FollowingSampler:
     def __init__(
         self,
         run: Run,
-        engine: Engine,
+        engine: Engine | None,
         clients: Sequence[LockstepClient],
         episodes: Episodes,
         mixture: TaskMixture,
