@@ -88,7 +88,9 @@ def open_rl(
             commands=commands,
         )
         methods = open_methods(parts)
-        frozen = open_roles(config, tokenizer, rollout_mesh(program, config.rl.rollout), rollout_dtype(program))
+        colocated = config.rl.engines.placement == "colocated"
+        mesh = rollout_mesh(program, config.rl.rollout) if colocated else None
+        frozen = open_roles(config, tokenizer, mesh, rollout_dtype(program))
         identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
         with Run(program, path, identity) as run:
             parts.run, policy = run, open_policy(parts)
