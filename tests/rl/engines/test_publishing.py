@@ -28,6 +28,7 @@ def engine_of(program, dtype):
     return Engine(program.config.model, params, slots=2, max_length=32, version=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "dtype"),
     [
