@@ -72,6 +72,7 @@ def open_rl(
         # Of complete groups the verdicts are stored with their trajectories: a log of verdicts is of lockstep.
         log = path if config.rl.rollout.sampler == "lockstep" else None
         scorer = opened.enter_context(open_scorer(config, log, mixture))
+        processes.barrier("scorer", None)  # gloo waits for half a minute in the first collective, and no longer
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
         parts = Parts(

@@ -1,7 +1,6 @@
 """Runs of two and four processes: one of them runs the episodes, all of them train on these, and they end together."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -49,11 +48,12 @@ LINE = r"error: (?:process \d+: )?(.*)"
 def started(workdir, count, overrides, *more, devices=1):
     """The processes of a run on ``devices`` each."""
     port, whole = free_port(), overrides | {"rl.rollout.data": count * devices, "rl.rollout.slots": count * devices}
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_enable_concurrency_optimized_scheduler=false"
-    environment = {LOG: f"{workdir}.calls", "XLA_FLAGS": flags, "PJRT_NPROC": str(3 * devices)}
-    environment |= (
-        {"JAX_COMPILATION_CACHE_DIR": os.environ.get("FOLLOWERS_CACHE", "")} if "FOLLOWERS_CACHE" in os.environ else {}
+    # Compilation, which takes most of the time, is quick.
+    flags = (
+        f"--xla_force_host_platform_device_count={devices} --xla_cpu_enable_concurrency_optimized_scheduler=false "
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     )
+    environment = {LOG: f"{workdir}.calls", "XLA_FLAGS": flags, "PJRT_NPROC": str(3 * devices)}
     arguments = ["-m", "tests.rl.followers.member", str(workdir), json.dumps(whole), *map(str, more)]
     several = range(count)
     if count == 1:
