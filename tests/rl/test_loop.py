@@ -166,6 +166,7 @@ def test_a_skipped_push_of_the_weights_is_caught_at_once(folder, finished, monke
     [
         ({"rl.rollout.max_length": 128}, "longer than a row of config.data.sequence_length 96"),
         ({"rl.tasks.low.max_tokens": 80}, "leaves no room for a prompt"),
+        ({"rl.rollout.publish_listen": "h:1"}, "publish_listen gives what config.rl.rollout.publish keeps"),
         ({"router.balance_loss": 0.1}, "balance_loss counts rows"),
         ({"rl.updates": 9}, "rl.updates 9 is more than"),
         ({"rl.tasks.low.dataset": "low_bites"}, "there is no dataset 'low_bites'; did you mean 'low_bytes'"),

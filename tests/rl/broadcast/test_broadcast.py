@@ -2,8 +2,10 @@
 
 from collections import Counter
 import json
+import socket
 import threading
 import time
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +16,12 @@ import pytest
 from k2jax.errors import UserError
 from k2jax.inference.weights import EngineWeights, named_leaves
 from k2jax.rl.broadcast import rounds, weight_server
+from k2jax.rl.broadcast.holdings import StoredVersion
+from k2jax.rl.broadcast.pieces import BROKEN, CHUNK_RECORD, StreamPlace
 from k2jax.rl.broadcast.received_weights import ReceivedWeights
 from k2jax.rl.broadcast.shares import plan_of
 from k2jax.rl.broadcast.store_source import StoreSource
+from k2jax.rl.broadcast.streams import send_version
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from tests.inference.tiny import MLA, weights
 from tests.rl.broadcast.sources import (
@@ -281,7 +286,8 @@ def test_a_version_is_sent_while_it_is_written(run):
 
 def test_a_run_that_ends_waits_for_those_who_have_begun(run):
     store, giving = run
-    held, taken = drawn(0), drawn(1)
+    held = Arrays({f"w{i}": np.full((1 << 10, 1 << 8), i, np.float32) for i in range(24)})  # more than sockets hold
+    taken = held.empty()
     store.publish(held.arrays, 3)
     with receivers([giving.server.address], taken) as [receiver]:
         until(lambda: receiver.current() is not None)
@@ -299,13 +305,34 @@ def test_a_run_that_ends_waits_for_those_who_have_begun(run):
             receiver.current()
 
 
-def test_an_array_that_was_damaged_in_the_store_is_refused(run):
-    store, giving = run
-    store.publish(drawn(0).arrays, 3)
-    [path] = store.folder.glob("3-*/000002.bin")
+def damaged(store):
+    """The path of a file of the store's version, which is damaged."""
+    [path] = store.folder.glob("*/000002.bin")
     content = bytearray(path.read_bytes())
     content[3] ^= 4
     path.write_bytes(content)
+    return path
+
+
+def test_a_part_of_a_damaged_array_is_refused_to_everyone(run):
+    """The part itself is right."""
+    store, _ = run
+    held = drawn(0)
+    store.publish(held.arrays, 3)
+    version = StoredVersion(damaged(store).parent, manifest_of(held))
+    mine, theirs = socket.socketpair()
+    with version.read(lambda: None) as memory:
+        send_version(SimpleNamespace(socket=theirs), version.manifest, ((2, 100, 200),), StreamPlace(), memory)
+    theirs.close()
+    assert CHUNK_RECORD.unpack_from(mine.recv(4096), 8)[1] == BROKEN
+    with pytest.raises(UserError, match=r"000002.bin is damaged; restart the trainer"), version.read(lambda: None):
+        pass
+
+
+def test_an_array_that_was_damaged_in_the_store_is_refused(run):
+    store, giving = run
+    store.publish(drawn(0).arrays, 3)
+    damaged(store)
     with receivers([giving.server.address], drawn(1)) as [receiver]:
         until(lambda: receiver.current() is not None)
         with pytest.raises(UserError, match=r"000002.bin is damaged; restart the trainer"):
