@@ -277,8 +277,8 @@ def solved_over_http(slow=0.0, wrong=()):
         yield f"http://{host}:{port}", prompts
 
 
-def characters():
-    return load_suite("characters", count=12)
+def characters(count=30):
+    return load_suite("characters", count=count)
 
 
 def test_a_chat_server_is_evaluated_without_token_ids(tmp_path):
