@@ -5,8 +5,8 @@ process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``ChatEndpoin
 ``k2jax.inference.client`` has those over an engine. This package imports numpy and no jax: processes that hold
 environments, gateways and judges import it.
 
-In reading order: ``token_constraint`` (a grammar that an answer obeys), ``types`` (all of that), ``scripted``, ``http``,
-``chat_endpoint``, ``keys`` (API keys of servers), ``addresses`` (which belong to the internet).
+In reading order: ``token_constraint`` (a grammar that an answer obeys), ``types`` (all of that), ``scripted``,
+``http``, ``chat_endpoint``, ``keys`` (API keys of servers), ``addresses`` (which belong to the internet).
 """
 
 from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint
