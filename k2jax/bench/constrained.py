@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from k2jax.bench.timing import Row, cost_row, interleaved
-from k2jax.client import Constraint, Sampling
+from k2jax.client import Sampling, TokenConstraint
 from k2jax.config import model_preset
 from k2jax.convert.loading import tokenizer_of
 from k2jax.inference.engine import Engine
@@ -45,13 +45,13 @@ def measure(rounds: int = 10) -> list[Row]:
     engine.grammars = Grammars(tokenizer, model.vocab)
     constraints = {
         "free": None,
-        "JSON, a long text": Constraint("start: value\n" + schema_rule("value", _SCHEMA, "schema")),
-        "JSON, a list of objects": Constraint("start: value\n" + schema_rule("value", _LIST, "schema")),
-        "calls behind a token": Constraint('start: "x"\n', tokenizer.eos, (tokenizer.eos,)),
+        "JSON, a long text": TokenConstraint("start: value\n" + schema_rule("value", _SCHEMA, "schema")),
+        "JSON, a list of objects": TokenConstraint("start: value\n" + schema_rule("value", _LIST, "schema")),
+        "calls behind a token": TokenConstraint('start: "x"\n', tokenizer.eos, (tokenizer.eos,)),
     }
     rng = np.random.default_rng(0)
 
-    def run(batch: int, new: int, constraint: Constraint | None) -> None:
+    def run(batch: int, new: int, constraint: TokenConstraint | None) -> None:
         prompts = rng.integers(0, model.vocab, (batch, PROMPT)).tolist()
         asked = [Sampling(max_tokens=new, seed=int(rng.integers(2**31)), constraint=constraint) for _ in prompts]
         assert all(len(request.tokens) == new for request in engine.generate(prompts, asked))

@@ -5,14 +5,14 @@ process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``ChatEndpoin
 ``k2jax.inference.client`` has those over an engine. This package imports numpy and no jax: processes that hold
 environments, gateways and judges import it.
 
-In reading order: ``constraint`` (a grammar that an answer obeys), ``types`` (all of that), ``scripted``, ``http``,
-``chat_endpoint``, ``keys`` (API keys of servers), ``addresses`` (which belong to the internet).
+In reading order: ``token_constraint`` (a grammar that an answer obeys), ``types`` (all of that), ``scripted``,
+``http``, ``chat_endpoint``, ``keys`` (API keys of servers), ``addresses`` (which belong to the internet).
 """
 
 from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint, ChatReply
-from k2jax.client.constraint import Constraint
 from k2jax.client.http import HTTPClient, ServerFailedError
 from k2jax.client.scripted import ScriptedClient, cut_reply
+from k2jax.client.token_constraint import TokenConstraint
 from k2jax.client.types import (
     MAX_TOP_LOGPROBS,
     UNKNOWN_VERSION,
@@ -34,13 +34,13 @@ __all__ = [
     "ChatReply",
     "Client",
     "Completion",
-    "Constraint",
     "HTTPClient",
     "OnToken",
     "PromptTooLongError",
     "Sampling",
     "ScriptedClient",
     "ServerFailedError",
+    "TokenConstraint",
     "check_scored",
     "cut_reply",
     "new_completion",

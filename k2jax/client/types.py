@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from k2jax.client.constraint import Constraint
+from k2jax.client.token_constraint import TokenConstraint
 from k2jax.errors import UserError
 
 MAX_TOP_LOGPROBS = 20
@@ -55,7 +55,7 @@ class Sampling:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     return_experts: bool = False
-    constraint: Constraint | None = None
+    constraint: TokenConstraint | None = None
 
     def check(self) -> None:
         """Raises UserError for a value out of range."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from k2jax.client import Constraint, Sampling
+from k2jax.client import Sampling, TokenConstraint
 from k2jax.errors import UserError
 from k2jax.text.constrained import Grammars, Matcher
 
@@ -23,7 +23,7 @@ class ConstraintState:
         applies: whether the grammar does, so that a token decides what the next one may be.
     """
 
-    def __init__(self, constraint: Constraint, matcher: Matcher, stop_tokens: Sequence[int]):
+    def __init__(self, constraint: TokenConstraint, matcher: Matcher, stop_tokens: Sequence[int]):
         self._constraint, self._matcher, self._stops = constraint, matcher, frozenset(stop_tokens)
         self.applies = constraint.after is None
         self._is_at_end = False
@@ -81,7 +81,7 @@ def start_constraint(sampling: Sampling, grammars: Grammars | None, vocab: int) 
         return None
     if grammars is None:
         raise UserError("a constraint needs the engine's vocabulary: set engine.grammars = Grammars(tokenizer, vocab)")
-    constraint = Constraint(*sampling.constraint)  # which JSON makes a list of
+    constraint = TokenConstraint(*sampling.constraint)  # which JSON makes a list of
     if any(not 0 <= token < vocab for token in (*constraint.banned, *sampling.stop_tokens)):
         raise UserError(f"a banned id or a stop token of a constrained request is outside the vocabulary of {vocab:,}")
     return ConstraintState(constraint, grammars.matcher(constraint.grammar), sampling.stop_tokens)

@@ -192,6 +192,7 @@ class Worker:
 
 def hand_over(old: Engine, new: Engine) -> None:
     """Moves all requests to another engine, where they go on behind their tokens so far; those that ran are first."""
+    new.grammars = old.grammars
     for request in sorted(old.requests, key=lambda request: request.state != State.RUNNING):
         old.pause(request)
         request.state = State.WAITING

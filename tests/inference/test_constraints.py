@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from k2jax.client import Constraint, Sampling
+from k2jax.client import Sampling, TokenConstraint
 from k2jax.errors import UserError
 from k2jax.inference import LockstepClient
 from k2jax.inference.request import State
@@ -38,7 +38,7 @@ TOKENIZER, MODEL = small_tokenizer(), GQA
 CALL, CALL_END = TOKENIZER.special_id("<call>"), TOKENIZER.special_id("</call>")
 GRAMMARS = Grammars(TOKENIZER, MODEL.vocab)
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-OBJECT = Constraint("start: value\n" + schema_rule("value", SCHEMA, "schema"))
+OBJECT = TokenConstraint("start: value\n" + schema_rule("value", SCHEMA, "schema"))
 SAMPLED = Sampling(max_tokens=40, temperature=1.3, seed=5, stop_tokens=(TOKENIZER.eos,))
 IN_OBJECT = dataclasses.replace(SAMPLED, constraint=OBJECT)
 PROMPT = prompts(20)[0]
@@ -78,7 +78,7 @@ def test_random_weights_write_what_the_schema_describes():
 def test_both_log_probabilities_equal_the_oracle_and_neighbours_do_not_matter():
     """Digits, which are known without the library: each allowed set is written down here."""
     digits = set(TOKENIZER.encode("0123456789"))
-    asked = dataclasses.replace(SAMPLED, constraint=Constraint("start: D\nD: /[0-9]{3}/\n"))
+    asked = dataclasses.replace(SAMPLED, constraint=TokenConstraint("start: D\nD: /[0-9]{3}/\n"))
     run = constrained_engine()
     mine, plain = run.generate([PROMPT, PROMPT], [asked, SAMPLED])
     assert re.fullmatch("[0-9]{3}", text_of(mine)) and mine.finish_reason == "stop"
@@ -99,7 +99,7 @@ def test_a_grammar_that_allows_everything_changes_nothing():
     for a, b in zip(plain[:4], masked[:4], strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(masked.free_logprobs, masked.logprobs)
-    any_token = dataclasses.replace(SAMPLED, temperature=0.8, constraint=Constraint("start: <[*]>*\n"))
+    any_token = dataclasses.replace(SAMPLED, temperature=0.8, constraint=TokenConstraint("start: <[*]>*\n"))
     plain, constrained = constrained_engine().generate(
         [PROMPT, PROMPT], [dataclasses.replace(any_token, constraint=None), any_token]
     )
@@ -108,14 +108,14 @@ def test_a_grammar_that_allows_everything_changes_nothing():
 
 
 def test_without_stop_tokens_an_answer_ends_where_its_grammar_does():
-    asked = Sampling(max_tokens=10, constraint=Constraint('start: "ab" | "cde"\n'))
+    asked = Sampling(max_tokens=10, constraint=TokenConstraint('start: "ab" | "cde"\n'))
     [request] = constrained_engine().generate([PROMPT], asked)
     assert text_of(request) in ("ab", "cde") and request.finish_reason == "stop"
 
 
 def test_the_grammar_applies_behind_its_token_alone():
     """Several tokens of a program are drawn before it; those behind it are drawn anew, under their masks."""
-    constraint = Constraint(f'start: "x" /[0-9]/ <[{CALL_END}]>\n', CALL, (CALL_END,))
+    constraint = TokenConstraint(f'start: "x" /[0-9]/ <[{CALL_END}]>\n', CALL, (CALL_END,))
     found = 0
     for seed in range(40):
         asked = dataclasses.replace(SAMPLED, temperature=1.0, seed=seed, constraint=constraint)
@@ -186,7 +186,7 @@ def test_a_constraint_needs_a_vocabulary_and_a_right_grammar():
         engine(MODEL).make_request(PROMPT, IN_OBJECT)
     run = constrained_engine()
     with pytest.raises(UserError, match="cannot be compiled") as refused:
-        run.make_request(PROMPT, dataclasses.replace(SAMPLED, constraint=Constraint("start: nothing\n")))
+        run.make_request(PROMPT, dataclasses.replace(SAMPLED, constraint=TokenConstraint("start: nothing\n")))
     assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="outside the vocabulary"):
         run.make_request(PROMPT, dataclasses.replace(IN_OBJECT, stop_tokens=(5000,)))

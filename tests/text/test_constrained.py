@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from k2jax.client import Constraint
+from k2jax.client import TokenConstraint
 from k2jax.errors import UserError
 from k2jax.inference.constraints import ConstraintState
 from k2jax.text.constrained import Grammars, choice_rule, regex_rule, schema_rule
@@ -80,7 +80,7 @@ def walk(state, rng, tokenizer, stops, likely=(), most=250):
 
 
 def drawn_text(grammar, seed):
-    state = ConstraintState(Constraint(grammar), GRAMMARS.matcher(grammar), (TOKENIZER.eos,))
+    state = ConstraintState(TokenConstraint(grammar), GRAMMARS.matcher(grammar), (TOKENIZER.eos,))
     ids = walk(state, np.random.default_rng(seed), TOKENIZER, (TOKENIZER.eos,))
     return None if ids is None else b"".join(map(TOKENIZER.token_bytes, ids)).decode()
 

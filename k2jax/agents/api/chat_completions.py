@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, ClassVar
 
+from k2jax.agents.api.answer_grammars import constrain, read_value
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.constraints import constrain, read_value
 from k2jax.agents.api.conversation import Conversation, has_name, read_shared, read_tools
 from k2jax.agents.api.detokenize import Delta, ScoredToken, ToolCallDelta
 from k2jax.agents.api.dialect import chat_dialect

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, ClassVar
 
+from k2jax.agents.api.answer_grammars import constrain, read_value
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.constraints import constrain, read_value
 from k2jax.agents.api.detokenize import Delta, ScoredToken
 from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.fields import Fields, invalid_value

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
+from k2jax.agents.api.answer_grammars import ANY_TEXT, TextRule, constrain, read_format
 from k2jax.agents.api.api_error import bad_request, unsupported
-from k2jax.agents.api.constraints import ANY_TEXT, TextRule, constrain, read_format
 from k2jax.agents.api.conversation import Conversation, flat_function, read_shared, read_tools
 from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value

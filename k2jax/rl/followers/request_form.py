@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.client import Constraint, Sampling
+from k2jax.client import Sampling, TokenConstraint
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.inference.constraints import start_constraint
 from k2jax.inference.engine import Engine
@@ -44,7 +44,7 @@ def request_of(values: dict[str, Any], engine: Engine) -> Request:
         sampling["stop_tokens"] = tuple(sampling["stop_tokens"])
     if "constraint" in sampling:
         grammar, after, banned = sampling["constraint"]
-        sampling["constraint"] = Constraint(grammar, after, tuple(banned))
+        sampling["constraint"] = TokenConstraint(grammar, after, tuple(banned))
     media = tuple(
         PlacedChunk(start, PatchChunk(pixels, tuple(grid)), digest)
         for start, pixels, grid, digest in values.get("media", ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Constraint(NamedTuple):
+class TokenConstraint(NamedTuple):
     """A grammar that the tokens of a completion obey: a mask over the vocabulary leaves those that may come next.
 
     What ends the completion is no part of the grammar: stop tokens may come where it is complete. A completion without

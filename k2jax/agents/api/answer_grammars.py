@@ -11,7 +11,7 @@ from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import GenerationRequest
 from k2jax.agents.api.tool_choice import AUTO, ToolChoice
-from k2jax.client import Constraint
+from k2jax.client import TokenConstraint
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.constrained.rules import (
     CallRules,
@@ -133,15 +133,15 @@ def constrain(
     return dataclasses.replace(options, sampling=dataclasses.replace(options.sampling, constraint=constraint))
 
 
-def _constraint(options: GenerationRequest, rules: CallRules | None, is_required: bool, value: str) -> Constraint:
+def _constraint(options: GenerationRequest, rules: CallRules | None, is_required: bool, value: str) -> TokenConstraint:
     chat, text = options.chat, "" if rules is None else rules.text
     if rules is not None and rules.opening is not None and not (is_required or value):
-        return Constraint("start: rest\n" + text, rules.opening, rules.banned)
+        return TokenConstraint("start: rest\n" + text, rules.opening, rules.banned)
     before = "" if chat is None else chat.reasoning_rule(options.thinking)
     answers = [_VALUE] * bool(value and not is_required) + ["calls"] * (rules is not None)
     if rules is not None and not (is_required or value):
         answers.append(_NO_CALL)
-    return Constraint(f"start: {before} ({' | '.join(answers)})\n{text}{value}")
+    return TokenConstraint(f"start: {before} ({' | '.join(answers)})\n{text}{value}")
 
 
 def _call_rules(card: ModelCard, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> CallRules:
