@@ -31,7 +31,9 @@ class CountingEngine(Client):
         self.member = RunMember(name, self, self.state, lambda: self.version)
 
     def state(self):
-        return EngineState(self.version, self.digest or digest_of(self.version), 1.5, {**NO_COUNTS, "slots": 4})
+        return EngineState(
+            self.version, self.digest or digest_of(self.version), self.version + 1.5, {**NO_COUNTS, "slots": 4}
+        )
 
     async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
         self.asked.append([] if resume is None else resume.tokens.tolist())
