@@ -24,6 +24,7 @@ async def test_requests_wait_for_an_engine_that_has_what_is_needed(tmp_path):
         async with joined(pool, tmp_path / "s", old, other):
             await asyncio.sleep(0.02)
             assert not asking.done() and not old.asked and not other.asked
+            old.busy += 1.0
             old.take(2)
             completion = await asking
             assert completion.tokens.tolist() == list(range(8)) and set(completion.versions.tolist()) == {2}
