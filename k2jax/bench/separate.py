@@ -98,6 +98,5 @@ def _config(steps: int, max_staleness: int, look_ahead: int) -> Config:
     sizes = {"sampler": "workers", "look_ahead": look_ahead, **SIZES}
     config = slow_config(options=options, steps=steps, max_tokens=MAX_TOKENS, **sizes)
     engines = dataclasses.replace(config.rl.engines, placement="separate", start=0)
-    loss = dataclasses.replace(config.rl.loss, old="recompute")  # as IcePop needs it
-    rl = dataclasses.replace(config.rl, engines=engines, loss=loss, max_staleness=max_staleness)
+    rl = dataclasses.replace(config.rl, engines=engines, max_staleness=max_staleness)
     return dataclasses.replace(config, rl=rl)

@@ -148,7 +148,8 @@ class EnginePool(RoutedClient):
             return
         before, state, version = engine.state, EngineState.unpack(body), engine.version
         engine.take(state, self._published)
-        self._busy += (state.busy_seconds - (before.busy_seconds if before else 0.0)) / max(1, len(self.engines))
+        since = state if before is None else before
+        self._busy += (state.busy_seconds - since.busy_seconds) / max(1, len(self.engines))
         if engine.version != version:
             self._notify()
 

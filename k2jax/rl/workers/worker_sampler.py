@@ -128,7 +128,9 @@ class WorkerSampler:
         if self._pool is None:
             self._record["pause_seconds"] = self._pauses.longest()
         else:
-            self._record |= {"trainer_wait_seconds": now.seconds - asked.seconds, **self._pool.record()}
+            busy = min(1.0, self._record["engine_busy"])  # a step counts when it ends, and may have begun long before
+            self._record |= {"engine_busy": busy, "trainer_wait_seconds": now.seconds - asked.seconds}
+            self._record |= self._pool.record()
         self._record |= batch_record(self._batch, self._rollouts.running) | lag_record(self._lag)
         self.store(step, groups)
         self._failures.check(step, groups)

@@ -26,12 +26,12 @@ class CountingEngine(Client):
     """
 
     def __init__(self, name, version=0):
-        self.name, self.version, self.digest = name, version, None
+        self.name, self.version, self.digest, self.busy = name, version, None, 1.5
         self.asked, self.hold_at, self.go, self.holds = [], None, asyncio.Event(), asyncio.Event()
         self.member = RunMember(name, self, self.state, lambda: self.version)
 
     def state(self):
-        return EngineState(self.version, self.digest or digest_of(self.version), 1.5, {**NO_COUNTS, "slots": 4})
+        return EngineState(self.version, self.digest or digest_of(self.version), self.busy, {**NO_COUNTS, "slots": 4})
 
     async def generate(self, prompt, sampling, *, resume=None, on_token=None, media=()):
         self.asked.append([] if resume is None else resume.tokens.tolist())
