@@ -11,7 +11,6 @@ import pytest
 from k2jax.report.metrics import read_metrics
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.followers.noisy import LOG, calls
-from tests.rl.runs import final_state
 from tests.train.together import end, free_port, python
 
 RUN = {
@@ -119,8 +118,9 @@ def test_in_lockstep_two_processes_repeat_one_with_as_many_devices(tmp_path):
     assert rows(two, 2) == rows(one, 1) * 2
     for file in (one / "trajectories").iterdir():
         assert file.read_bytes() == (two / "trajectories" / file.name).read_bytes()
-    state, other = final_state(two), final_state(one)
-    assert all(np.allclose(state[name], other[name], rtol=1e-5, atol=1e-6) for name in other)
+    [record], [other] = read_metrics(two), read_metrics(one)
+    for name in ("loss", "grad_norm", "update_norm", "tokens/mismatch"):
+        np.testing.assert_allclose(record[name], other[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
