@@ -98,6 +98,7 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
         critic, model = config.rl.critic, None
         if critic.judge == "endpoint":
             model = functools.partial(ChatEndpoint, critic.url, critic.model, **endpoint_options(config.rl))
+        processes.barrier("scorer", None)  # gloo waits for half a minute in the first collective, and no longer
         yield Scorer(pool, VerdictLog(workdir / "verdicts") if workdir else None, backend, model)
 
 

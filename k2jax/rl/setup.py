@@ -22,7 +22,6 @@ from k2jax.losses.registry import make_policy_term
 from k2jax.rl.engines.separate_policy import PublishedPolicy, open_policy
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
-from k2jax.rl.followers.digests import digest_of_rows
 from k2jax.rl.followers.opening import open_commands
 from k2jax.rl.followers.samplers import FollowingSampler, LeadingSampler
 from k2jax.rl.inputs import open_chat, open_images, open_scorer
@@ -72,7 +71,6 @@ def open_rl(
         # Of complete groups the verdicts are stored with their trajectories: a log of verdicts is of lockstep.
         log = path if config.rl.rollout.sampler == "lockstep" else None
         scorer = opened.enter_context(open_scorer(config, log, mixture))
-        processes.barrier("scorer", None)  # gloo waits for half a minute in the first collective, and no longer
         program, event_loop = Program(config, loss=loss_of(config)), opened.enter_context(EventLoop())
         identity = {"tokenizer": tokenizer.fingerprint, "set of tasks": mixture.fingerprint}
         parts = Parts(
@@ -101,8 +99,8 @@ def open_rl(
                 methods.restore(run.extra)
             sampler.begin(run.start)
             policy.push(run.state.params, run.start)
-            check = lambda rows: commands.check("an update", lambda: digest_of_rows(rows))  # noqa: E731
-            yield run, sampler, policy, Trainer(run, methods.has_signal, media, methods.samples, check), methods
+            trainer = Trainer(run, methods.has_signal, media, methods.samples, commands.check_rows)
+            yield run, sampler, policy, trainer, methods
         if processes.is_first():
             write_results(run, run.status, command)
             print(last_line(run, command))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from k2jax.batch import PackedBatch
 from k2jax.inference.engine import Engine
+from k2jax.rl.followers.digests import digest_of_rows
 
 Result = TypeVar("Result")
 
@@ -41,6 +43,10 @@ class Commands:
             name: what is done.
             digest: returns a hash of what it is done with.
         """
+
+    def check_rows(self, rows: Sequence[PackedBatch]) -> None:
+        """``check`` of the rows ``[S]`` of an update, all of which every process has packed."""
+        self.check("an update", lambda: digest_of_rows(rows))
 
 
 ALONE = Commands()

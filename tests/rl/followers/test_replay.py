@@ -146,6 +146,7 @@ def test_a_difference_is_named_before_the_program_is_issued(what, monkeypatch):
         worker = Worker(commands.engine(engine()))
         commands.issue_while(lambda: _generated(worker))
         commands.check("phase train", lambda: b"1")
+        several[1]._frames.put((END, b""))
         before = followed.result(200)
     drop(several)
     worker.stop()
