@@ -176,15 +176,17 @@ def take_slowly(receiver, weights):
 
 def test_a_version_that_is_replaced_meanwhile_is_not_mixed_with_the_next():
     """A neighbour takes the next version while somebody still takes the one before from it."""
-    old, new = drawn(0, count=24), drawn(1, count=24)
-    first, late = drawn(2, count=24), drawn(3, count=24)
+    old, new, first, late = (
+        Arrays({f"w{i}": np.full((1 << 10, 1 << 8), 100 * seed + i, np.float32) for i in range(24)})
+        for seed in range(4)
+    )  # more than sockets hold
     server = weight_server.WeightServer(("127.0.0.1", 0), KEY, print)
-    server.offer(EngineVersion(manifest_of(old, "old", 1), old))
+    server.offer(EngineVersion(manifest_of(old, "old", 1, 1 << 16), old))
     with receivers([server.address], first, late) as (early, other):
         first.take(early.load()[1])
         leaves = other.load()[1]
         taken = [next(leaves)]
-        server.offer(EngineVersion(manifest_of(new, "new", 2), new))
+        server.offer(EngineVersion(manifest_of(new, "new", 2, 1 << 16), new))
         first.take(early.load()[1])
         try:
             taken += list(leaves)
