@@ -192,7 +192,8 @@ def test_machine_failures_are_tried_three_times_count_as_wrong_and_are_asked_aga
 
     answers = ask(Flaky({"1": 99, "2": 3}), tmp_path, tasks)
     assert [tries.count(task.id) for task in tasks] == [1, 4, 4]
-    assert answers["1", 0].failure == "machine" and "it is down" in answers["1", 0].error and answers["1", 0].tries == 4
+    assert (answers["1", 0].failure, answers["1", 0].score) == ("machine", 0.0)
+    assert "it is down" in answers["1", 0].error and answers["1", 0].tries == 4
     assert (answers["2", 0].failure, answers["2", 0].score, answers["2", 0].tries) == ("", 1.0, 4)
     scores = score_suite(fields(), tasks, answers, Price(read=2e6, written=3e6))
     assert scores.scores["accuracy"].value == pytest.approx(2 / 3)
