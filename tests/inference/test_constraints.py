@@ -67,10 +67,10 @@ def check_logprobs(request, allowed):
 
 
 def test_random_weights_write_what_the_schema_describes():
-    requests = constrained_engine().generate([PROMPT] * 12, [dataclasses.replace(IN_OBJECT, seed=i) for i in range(12)])
+    requests = constrained_engine().generate([PROMPT] * 8, [dataclasses.replace(IN_OBJECT, seed=i) for i in range(8)])
     assert {request.finish_reason for request in requests} <= {"stop", "length"}
     ended = [request for request in requests if request.finish_reason == "stop"]
-    assert len(ended) >= 6
+    assert len(ended) >= 4
     for request in ended:
         assert request.tokens[-1] == TOKENIZER.eos and isinstance(json.loads(text_of(request))["n"], int)
 
@@ -117,7 +117,7 @@ def test_the_grammar_applies_behind_its_token_alone():
     """Several tokens of a program are drawn before it; those behind it are drawn anew, under their masks."""
     constraint = TokenConstraint(f'start: "x" /[0-9]/ <[{CALL_END}]>\n', CALL, (CALL_END,))
     found = 0
-    for seed in range(40):
+    for seed in range(24):
         asked = dataclasses.replace(SAMPLED, temperature=1.0, seed=seed, constraint=constraint)
         [request] = constrained_engine().generate([PROMPT], asked)
         ids = list(request.tokens)

@@ -34,10 +34,18 @@ SCHEMA = {
 FUNCTION = {"name": "get_weather", "parameters": SCHEMA, "strict": True}
 
 
+@contextlib.contextmanager
+def serving(longest):
+    params = initialize(model_specs(TINY), jax.random.key(0), TINY.init_std)
+    sizes = {"slots": 4, "max_length": longest}
+    with live(Engine(TINY, params, **sizes), TOKENIZER, vocab=TINY.vocab, max_length=longest) as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def server():
-    params = initialize(model_specs(TINY), jax.random.key(0), TINY.init_std)
-    with live(Engine(TINY, params, slots=4, max_length=512), TOKENIZER, vocab=TINY.vocab, max_length=512) as running:
+    """Its programs are those of ``test_engine``, but for masks."""
+    with serving(160) as running:
         yield running
 
 
@@ -58,14 +66,20 @@ def test_openais_client_parses_what_its_models_describe(server):
     assert found
     for _ in range(8):
         with contextlib.suppress(pydantic.ValidationError):  # the client reads answers that a limit has ended, too
-            answer = client.responses.parse(model=NAME, input="Hi", text_format=Answer, max_output_tokens=150)
+            answer = client.responses.parse(model=NAME, input="Hi", text_format=Answer, max_output_tokens=140)
             assert isinstance(answer.output_parsed, Answer) and answer.status == "completed"
             break
     else:
         raise AssertionError("no answer has ended")
 
 
-def test_required_calls_of_openais_and_anthropics_clients(server):
+@pytest.mark.slow  # the declaration of a tool takes a longer engine, and its programs
+def test_required_calls_of_openais_and_anthropics_clients():
+    with serving(512) as server:
+        check_calls(server)
+
+
+def check_calls(server):
     client = server.openai().with_options(timeout=120)
     tool = {"type": "function", "function": FUNCTION}
     calls = []

@@ -181,6 +181,11 @@ def test_no_regular_expression_takes_long(pattern):
     assert time.process_time() - began < 2.0
 
 
+def test_a_long_grammar_is_refused():
+    with pytest.raises(UserError, match="characters; at most"):
+        GRAMMARS.matcher(f'start: "{"a" * 1_100_000}"\n')
+
+
 def test_ids_beyond_the_vocabulary_are_never_allowed():
     words = np.zeros(GRAMMARS.words, np.uint32)
     assert GRAMMARS.matcher("start: <[*]>*\n").fill(words)

@@ -13,8 +13,10 @@ from k2jax.errors import UserError, abbreviate
 from k2jax.text.tokenizer import Tokenizer
 
 INSTALL = 'llguidance is not installed: pip install -e ".[constrained]"'
-MOST_COMPILED = 64
+MOST_COMPILED = 32
 """Grammars that stay compiled; those that were used last."""
+LONGEST = 1 << 20
+"""Characters of a grammar."""
 _STACK_BYTES = 1 << 28
 """Of the thread that compiles: references of a schema are followed by recursion. Only what is used takes memory."""
 _LIMITS = {
@@ -23,7 +25,7 @@ _LIMITS = {
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 6000,
-    "max_lexer_states": 20_000,
+    "max_lexer_states": 10_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
@@ -61,6 +63,8 @@ class Grammars:
             UserError: it is wrong, not supported or too complex, llguidance is missing, or the tokenizer is not
                 byte-level.
         """
+        if len(grammar) > LONGEST:
+            raise UserError(f"the grammar has {len(grammar):,} characters; at most {LONGEST:,} are compiled")
         compiled = self._known(grammar)
         if compiled is None:
             with self._compiling:
