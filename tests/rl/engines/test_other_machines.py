@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.rl.engines.test_engine_runs import OPTIONS, assert_trained_well
-from tests.rl.followers.test_processes import QUIET
+from tests.rl.followers.test_processes import RUN
 from tests.rl.runs import ROOT
 from tests.train.together import end, free_port, python
 
@@ -16,18 +16,14 @@ ELSEWHERE = "from pathlib import Path; import sys; from k2jax.serve import run_e
 ELSEWHERE += "run_engine.this_machine = lambda: 'another'; run_engine.main(Path(sys.argv[1]), False)"
 """A program: an engine that takes itself to be on another machine than the run."""
 SEPARATE = {key: value for key, value in OPTIONS.items() if key.startswith(("rl.rollout", "rl.engines", "rl.max"))}
-RUN = (
-    QUIET
-    | SEPARATE
-    | {"rl.rollout.look_ahead": 2, "rl.rollout.data": 1, "rl.rollout.slots": 2, "rl.skip_flat_groups": False}
-)
+WHOLE = RUN | SEPARATE | {"rl.rollout.look_ahead": 2, "rl.rollout.data": 1, "rl.rollout.slots": 2, "train.steps": 3}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "own"), [(1, 0), (2, 1), (2, 0)])
 def test_engines_take_every_version_from_all_processes_of_a_run(count, own, tmp_path):
     workdir, port = tmp_path / "run", free_port()
-    run = RUN | {"rl.engines.start": own, "rl.engines.listen": f"127.0.0.1:{free_port()}"}
+    run = WHOLE | {"rl.engines.start": own, "rl.engines.listen": f"127.0.0.1:{free_port()}"}
     arguments = ["-m", "tests.rl.followers.member", str(workdir), json.dumps(run)]
     alone = {} if count > 1 else dict.fromkeys(("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), "")
     processes = [python(arguments, index, count, port, **alone) for index in range(count)]
@@ -41,7 +37,7 @@ def test_engines_take_every_version_from_all_processes_of_a_run(count, own, tmp_
     assert [code for code, _, _ in told] == [0] * count, told
     assert_trained_well(workdir, 3, 1)
     rows = [json.loads((workdir / f"rows-{index}.json").read_text()) for index in range(count)]
-    assert len(rows[0]) >= 3 and all(each == rows[0] for each in rows)
+    assert len(rows[0]) >= 1 and all(each == rows[0] for each in rows)
     if not own:
         text, _ = engine.communicate(timeout=60)
         assert engine.returncode == 0 and "has ended" in text and "serving version 2" in text, text
