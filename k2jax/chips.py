@@ -54,8 +54,8 @@ class Chip:
 # of a chip (400, 1200, 800, 1200 GB/s) over twice its links, two for each dimension of the torus. The two devices of a
 # tpu7x chip are joined by six times the bandwidth of a link. Host bandwidths are PCIe's as "How to Scale Your Model"
 # (jax-ml.github.io/scaling-book, chapter 2) gives them; for tpu7x nothing is published, and v6e's figure is assumed.
-# Networks are those of the data centre as documented: 6.4 Tbit/s for 256 chips of v5e, 50 Gbit/s a chip of v5p, 100 of
-# v6e and tpu7x.
+# Networks are those of the data centre as documented: 6.4 Tbit/s for 256 chips of v5e, 50 Gbit/s a chip of v5p; the 100
+# Gbit/s a chip of v6e and tpu7x are assumed.
 CHIPS = {
     "v5e": Chip(
         ("TPU v5 lite",),
