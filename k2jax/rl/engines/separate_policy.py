@@ -116,7 +116,8 @@ class SeparatePolicy(PublishedPolicy):
             )
         RunRecord(this_machine()).write(parts.workdir)  # in place of that of a run that was killed
         self._listener, self._address = _listener(engines.listen)
-        advice = f"python -m k2jax.rollout engine --follow={parts.workdir}"
+        command = f"python -m k2jax.rollout engine --follow={parts.workdir}"
+        advice = f"its own are starting, and {command} adds one" if engines.start else f"start it with {command}"
         rollout = parts.config.rl.rollout
         self.pool = EnginePool(rollout.max_length, rollout.slots, say, advice)
         super().__init__(parts, self.pool.publish)
