@@ -87,10 +87,7 @@ def open_rl(
             commands=commands,
         )
         methods = open_methods(parts)
-        colocated = config.rl.engines.placement == "colocated"
-        mesh = rollout_mesh(program, config.rl.rollout) if colocated else None
-        frozen = open_roles(config, tokenizer, mesh, rollout_dtype(program))
-        identity |= {f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()}
+        frozen = _open_frozen(parts)
         with Run(program, path, identity) as run:
             parts.run, policy = run, open_policy(parts)
             sampler = open_sampler(parts, policy, scorer, media, methods, frozen)
@@ -104,6 +101,16 @@ def open_rl(
         if processes.is_first():
             write_results(run, run.status, command)
             print(last_line(run, command))
+
+
+def _open_frozen(parts: Parts) -> dict[str, FrozenModel]:
+    """The engines of the roles beside the policy's; their checkpoints must not change between starts."""
+    config, program = parts.config, parts.program
+    colocated = config.rl.engines.placement == "colocated"
+    mesh = rollout_mesh(program, config.rl.rollout) if colocated else None
+    frozen = open_roles(config, parts.tokenizer, mesh, rollout_dtype(program))
+    parts.identity.update({f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()})
+    return frozen
 
 
 def open_sampler(

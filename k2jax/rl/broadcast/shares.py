@@ -20,7 +20,7 @@ Box = tuple[tuple[int, int], ...]
 Stream = Iterator[tuple[Coming, memoryview]]
 
 
-class Part(NamedTuple):
+class SharePart(NamedTuple):
     """Rows of a piece that an array needs.
 
     Attributes:
@@ -51,7 +51,7 @@ class ArrayPlan(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[SharePart, ...]
 
 
 class SharePlan(NamedTuple):
@@ -126,7 +126,7 @@ def _planned(name: Name, pieces: list[tuple[int, int, Piece]], weights: EngineWe
         first = box[0][0] if box else 0
         rows = joined([(part[0][0] - first, part[0][1] - first) if part else (0, 1) for part in common])
         load[source] += piece.bytes
-        parts.append(Part(source, number, box, tuple(rows)))
+        parts.append(SharePart(source, number, box, tuple(rows)))
     return ArrayPlan(name, dtype, shape, boxes, tuple(sorted(parts)))
 
 
@@ -186,7 +186,7 @@ def assembled(plan: SharePlan, streams: dict[int, Stream]) -> Iterator[tuple[Arr
             raise UserError("more weights came than were asked for")
 
 
-def _fill(array: ArrayPlan, part: Part, streams: dict[int, Stream], memory: dict[Box, np.ndarray]) -> None:
+def _fill(array: ArrayPlan, part: SharePart, streams: dict[int, Stream], memory: dict[Box, np.ndarray]) -> None:
     """Copies the rows of a piece, as they come, to the blocks that they belong to."""
     for first, last in part.rows:
         box = ((part.box[0][0] + first, part.box[0][0] + last), *part.box[1:]) if part.box else ()

@@ -93,13 +93,7 @@ def open_workers(
 ) -> WorkerSampler:
     """Opens the sampler; ``parts.opened`` closes it before the event loop ends.
 
-    Args:
-        parts: of the run.
-        policy: its engine on the trainer's devices, or its engines in processes of their own.
-        scorer: the verifiers.
-        media: reads images; None for a model of text.
-        methods: of the run.
-        frozen: of the roles beside the policy.
+    ``policy`` is an engine on the trainer's devices, or those in processes of their own.
 
     Raises:
         UserError: workers do not start.
