@@ -119,12 +119,7 @@ def busy_record(before: Mapping[str, float], after: Mapping[str, float], seconds
 
 
 def staleness_record(groups: Sequence[PromptGroup], version: int) -> dict[str, float]:
-    """``stale_tokens``, the share of sampled tokens that older weights chose, and their mean age ``staleness``.
-
-    Args:
-        groups: that are trained on.
-        version: of the weights that are trained; the age of a token is how many versions older its weights are.
-    """
+    """``stale_tokens``, the share of sampled tokens of older weights than ``version``, and ``staleness``, their age."""
     nodes = [node for group in groups for each in group.trajectories if each is not None for node in each.nodes]
     ages = np.concatenate([np.zeros(0, np.int64), *(version - node.versions[node.mask] for node in nodes)])
     total = max(1, len(ages))

@@ -105,10 +105,9 @@ def open_rl(
 
 def _open_frozen(parts: Parts) -> dict[str, FrozenModel]:
     """The engines of the roles beside the policy's; their checkpoints must not change between starts."""
-    config, program = parts.config, parts.program
-    colocated = config.rl.engines.placement == "colocated"
-    mesh = rollout_mesh(program, config.rl.rollout) if colocated else None
-    frozen = open_roles(config, parts.tokenizer, mesh, rollout_dtype(program))
+    program, rl = parts.program, parts.config.rl
+    mesh = rollout_mesh(program, rl.rollout) if rl.engines.placement == "colocated" else None
+    frozen = open_roles(parts.config, parts.tokenizer, mesh, rollout_dtype(program))
     parts.identity.update({f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()})
     return frozen
 
@@ -132,8 +131,7 @@ def open_sampler(
     episodes = Episodes(parts.config, client, parts.chat, parts.tokenizer, scorer, media=media, roles=roles)
     clients = {POLICY: client, **{name: role.client for name, role in roles.items()}}
     if commands.follows:
-        beside = [role.client for role in roles.values()]
-        return FollowingSampler(parts.run, engine, beside, episodes, parts.mixture, commands)
+        return FollowingSampler(parts.run, engine, list(clients.values())[1:], episodes, parts.mixture, commands)
     prompts = LockstepPrompts(episodes, parts.mixture, methods)
     return LeadingSampler(LockstepSampler(parts.run, engine, parts.event_loop, prompts, clients, commands), commands)
 
