@@ -100,15 +100,15 @@ def test_a_follower_runs_the_same_programs_whoever_stops_what(watched):
         led, second = commands.engine(raw), commands.engine(own_other)
         own = [issued(raw), issued(own_other)]
         workers = [Worker(led), Worker(second)]
-        with ThreadPoolExecutor(1) as pool:
-            run = lambda: (pool.submit(ask, workers[1], watched), ask(workers[0], watched))  # noqa: E731
-            beside, done = commands.issue_while(run)
+        with ThreadPoolExecutor(2) as pool:
+            asked = lambda: list(pool.map(ask, workers, [watched] * 2))  # noqa: E731
+            done, beside = commands.issue_while(asked)
         commands.check("phase push", lambda: b"1")
         assert commands.share({"a": np.arange(3)})["a"].tolist() == [0, 1, 2]
         assert followed.result(200)["a"].tolist() == [0, 1, 2]
         for worker in workers:
             worker.stop()
-    assert len(done) == len(beside.result()) == 9 and {each.finish for each in done} >= {"cancelled", "stop"}
+    assert len(done) == len(beside) == 9 and {each.finish for each in done} >= {"cancelled", "stop"}
     for seen, replayed in zip(own, programs, strict=True):
         assert len(seen) > 8
         assert [each[:2] for each in seen] == [each[:2] for each in replayed]
@@ -146,7 +146,7 @@ def test_a_difference_is_named_before_the_program_is_issued(what, monkeypatch):
         worker = Worker(commands.engine(engine()))
         commands.issue_while(lambda: _generated(worker))
         commands.check("phase train", lambda: b"1")
-        several[1]._frames.put((END, b""))
+        several[0]._children[0].send(END)
         before = followed.result(200)
     drop(several)
     worker.stop()
