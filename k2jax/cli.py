@@ -31,8 +31,8 @@ NO_ACCESS = (
 CLOSED_PIPE = 128 + signal.SIGPIPE
 """What a shell gives for a program that wrote into a closed pipe, as ``COMMAND | head -1`` makes them do."""
 PATHS = (
-    "api_keys_file", "checkpoint", "images", "out", "preferences", "repositories", "rubrics", "to", "tokenizer",
-    "workdir",
+    "api_keys_file", "checkpoint", "compare", "data", "images", "out", "preferences", "published_key", "repositories",
+    "rubrics", "to", "tokenizer", "workdir",
 )  # fmt: skip
 """Names of the flags of all commands that name files or folders."""
 
@@ -173,8 +173,9 @@ def _check_paths(values: flags.FlagValues, arguments: Sequence[str], positional:
     for name in PATHS:
         if name in values and name not in remote and values[name].value:
             of_flag = values[name].value
-            for text in [of_flag] if isinstance(of_flag, str) else of_flag:
-                check_local(text, f"--{name}")
+            for text in of_flag if isinstance(of_flag, list) else [of_flag]:
+                if isinstance(text, str):  # of another command the name may be that of a number
+                    check_local(text, f"--{name}")
     for name, text in zip(positional, arguments, strict=False):
         check_local(text, name)
 

@@ -93,7 +93,7 @@ def test_short_programs_prepare_no_matrix_product_for_a_library(tmp_path, monkey
 
 def test_what_the_last_start_kept_is_loaded_before_it_is_asked_for(folder):
     written = sorted(folder.glob("*.executable"), key=lambda path: path.stat().st_mtime)
-    loading = engine(NORMED)._programs._executables._loading
+    loading = engine(NORMED).programs._executables._loading
     assert list(loading) == written[: executables.PRELOADED] and len(written) > 2
     assert all(callable(future.result()) for future in loading.values())
 
@@ -114,7 +114,7 @@ def test_a_program_that_waits_behind_others_is_loaded_where_it_is_needed(folder,
         return load(path, device)
 
     monkeypatch.setattr(executables, "_load", slow)
-    waiting = engine(NORMED)._programs._executables
+    waiting = engine(NORMED).programs._executables
     behind = list(waiting._loading)[1:]
     assert behind
     with ThreadPoolExecutor(1) as caller:

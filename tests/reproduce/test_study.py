@@ -134,6 +134,7 @@ def test_a_study_with_too_few_held_out_tasks_stops_before_its_first_run(tmp_path
 def test_every_study_that_measures_on_held_out_tasks_has_them_checked():
     for path in loading.FOLDER.glob("*.py"):
         words = ("rl.evaluation import evaluate_", "held_out_rewards(", "study.study(", "measured_episodes(")
+        words += ("base.held_out_configs",)
         measures = any(word in path.read_text() for word in words)
         assert measures == bool(loading.load_study(path.stem).held_out()), path
 

@@ -20,6 +20,7 @@ from k2jax.inference.roles import number_in, open_roles, read_role, roles_in_loc
 from k2jax.inference.worker import hand_over
 from k2jax.report.metrics import read_metrics
 from k2jax.rl.episodes import Episodes
+from k2jax.rl.followers.commands import ALONE
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.loop import train
 from k2jax.rl.methods.role_schedule import RoleSchedule
@@ -123,7 +124,9 @@ class Run:
         program = SimpleNamespace(
             config=config, mesh=SimpleNamespace(devices=devices), layout=SimpleNamespace(platform="cpu")
         )
-        self.schedule = RoleSchedule.open(SimpleNamespace(config=config, program=program, identity={}), [])
+        self.schedule = RoleSchedule.open(
+            SimpleNamespace(config=config, program=program, identity={}, commands=ALONE), []
+        )
         self.schedule.begin(SimpleNamespace(start=start, note=self.notes.append), self)
 
     def iteration(self, step):

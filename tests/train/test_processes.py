@@ -12,7 +12,7 @@ from k2jax.checkpoint import Checkpoints
 from k2jax.data import prepare_data
 from k2jax.errors import UserError
 from k2jax.processes import membership, termination
-from k2jax.processes.group import Group
+from k2jax.processes.group import NEWS_SECONDS, Group
 from k2jax.processes.rendezvous import ProcessLostError, rendezvous
 from k2jax.report.metrics import read_metrics
 from k2jax.train import train
@@ -154,7 +154,14 @@ class DeadService:
 @pytest.mark.parametrize("body", [lambda: 0, lambda: processes.barrier("built", None)], ids=["end", "built"])
 def test_a_death_at_a_barrier_is_left_to_the_watchers(monkeypatch, capsys, body):
     group = object.__new__(Group)
-    group.__dict__ |= {"index": 1, "count": 2, "_client": DeadService(), "_host": "b", "_hosts": {}}
+    group.__dict__ |= {
+        "index": 1,
+        "count": 2,
+        "_client": DeadService(),
+        "_host": "b",
+        "_hosts": {},
+        "news_seconds": NEWS_SECONDS,
+    }
 
     class EndedByWatcherError(BaseException):
         pass
