@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.rl.engines.test_engine_runs import OPTIONS, assert_trained_well
+from tests.rl.followers.noisy import LOG
 from tests.rl.followers.test_processes import RUN
 from tests.rl.runs import ROOT
 from tests.train.together import end, free_port, python
@@ -26,7 +27,8 @@ def test_engines_take_every_version_from_all_processes_of_a_run(count, own, tmp_
     run = WHOLE | {"rl.engines.start": own, "rl.engines.listen": f"127.0.0.1:{free_port()}"}
     arguments = ["-m", "tests.rl.followers.member", str(workdir), json.dumps(run)]
     alone = {} if count > 1 else dict.fromkeys(("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), "")
-    processes = [python(arguments, index, count, port, **alone) for index in range(count)]
+    variables = alone | {LOG: str(tmp_path / "calls")}
+    processes = [python(arguments, index, count, port, **variables) for index in range(count)]
     if not own:
         while not workdir.exists():
             assert all(process.poll() is None for process in processes)
