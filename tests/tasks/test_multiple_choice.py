@@ -3,6 +3,7 @@
 import csv
 import json
 
+from pyarrow import Table, parquet
 import pytest
 
 from k2jax.agents.dataset import load_tasks
@@ -65,8 +66,7 @@ def test_choices_by_their_text_are_not_shown(tmp_path):
 
 
 def test_tables_of_parquet_and_csv_are_read_as_lines_of_json_are(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist([RECORDS["mmlu"]]), tmp_path / "q.parquet")
+    parquet.write_table(Table.from_pylist([RECORDS["mmlu"]]), tmp_path / "q.parquet")
     with open(tmp_path / "q.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, RECORDS["c_eval"])
         writer.writeheader()
