@@ -34,6 +34,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "terminal": "k2jax.tasks.terminal.dataset:TerminalTasks",
         "tool_use": "k2jax.tasks.tool_use.dataset:ToolUseTasks",
         "verifiers": "k2jax.tasks.verifiers.dataset:VerifiersTasks",
+        "worlds": "k2jax.tasks.worlds.dataset:WorldTasks",
     },
     "k2jax.oracles": {
         "bfcl": "k2jax.tasks.oracles:reference_calls",
@@ -56,16 +57,19 @@ CATALOG: dict[str, dict[str, str]] = {
         "tau2": "k2jax.tasks.tau2.dataset:reference_service",
         "terminal": "k2jax.tasks.oracles:shell_solution",
         "tool_use": "k2jax.tasks.oracles:tool_use",
+        "worlds": "k2jax.tasks.worlds.dataset:solve",
     },
     "k2jax.environments": {
         "dialogue": "k2jax.tasks.running_totals.dataset:Dialogue",
         "verifiers": "k2jax.tasks.verifiers.environment:VerifiersEnvironment",
+        "worlds": "k2jax.tasks.worlds.dialogue:WorldEnvironment",
     },
     "k2jax.toolsets": {
         "search_world": "k2jax.tasks.search_world.toolset:WorldTools",
         "search_browser": "k2jax.tasks.search_world.browser:BrowserTools",
         "simulated_apis": "k2jax.tasks.bfcl.simulated_apis:SimulatedAPIs",
         "tau2": "k2jax.tasks.tau2.toolset:DeskTools",
+        "worlds": "k2jax.tasks.worlds.world_tools:TaskWorldTools",
     },
     "k2jax.apis": {
         "GorillaFileSystem": f"{_BFCL}.gorilla_file_system:GorillaFileSystem",
@@ -102,6 +106,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "visual_points": "k2jax.tasks.pictures.verifier:visual_points",
         "visual_polygon": "k2jax.tasks.pictures.verifier:visual_polygon",
         "visual_words": "k2jax.tasks.pictures.verifier:visual_words",
+        "worlds": "k2jax.tasks.worlds.goals:WorldVerifier",
     },
     "k2jax.hack_checks": {
         "instructions": "k2jax.tasks.instructions.verifier:claims_falsely",

@@ -94,9 +94,23 @@ class ToolEnvironment(Environment):
         if calls:
             return Step(Observation(tuple(await self._results(calls))))
         self._steps += 1
-        if self._turns:
-            return Step(Observation(({"role": "user", "content": self._turns.pop(0)},)))
+        reply = await self.user_reply(str(action.get("content") or ""))
+        if reply is not None:
+            return Step(Observation(({"role": "user", "content": reply},)))
         return Step(Observation(), terminated=True, info=await self.outcome(self._task, self._sandbox))
+
+    @property
+    def opened(self) -> Sequence[Toolset]:
+        """The toolsets of the episode."""
+        return self._toolsets
+
+    async def user_reply(self, text: str) -> str | None:
+        """What the user says to an answer that calls no tool; None ends the episode. Here it is the next scripted turn.
+
+        Raises:
+            InfrastructureError: whoever plays the user has failed.
+        """
+        return self._turns.pop(0) if self._turns else None
 
     async def open_workspace(self, task: Task, needs: SandboxSpec) -> Sandbox:
         """See ``Environment.open_workspace``."""
