@@ -18,6 +18,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from k2jax.config.reference import keys, reference_text
+from k2jax.config.schema import Config
 from k2jax.errors import UserError, abbreviate, nearest
 from k2jax.files.local import check_local
 
@@ -44,6 +45,7 @@ def run(
     positional: tuple[str, ...] = (),
     optional: int = 0,
     remote: tuple[str, ...] = (),
+    config_type: type = Config,
 ) -> None:
     """Parses the command line, runs ``main`` and exits with its code.
 
@@ -54,6 +56,7 @@ def run(
         positional: names of the arguments that are not flags.
         optional: number of positional arguments, from the last, that may be omitted.
         remote: names among ``PATHS`` that this command takes as URLs.
+        config_type: of what ``--config`` names, a dataclass whose fields are the keys.
     """
     # Orbax and grain report every routine step through absl, and a failed save in hundreds of lines before it raises.
     logging.set_verbosity(logging.FATAL)
@@ -62,7 +65,7 @@ def run(
     getLogger("asyncio").setLevel(FATAL)
     warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")
     try:
-        values, arguments = parse(sys.argv, define, doc, positional, optional)
+        values, arguments = parse(sys.argv, define, doc, positional, optional, config_type)
         _check_paths(values, arguments, positional, remote)
         code = main(values, *arguments) or 0
         sys.stdout.flush()  # where it could not be written, this is the place to say so
@@ -120,6 +123,7 @@ def parse(
     doc: str,
     positional: tuple[str, ...] = (),
     optional: int = 0,
+    config_type: type = Config,
 ) -> tuple[flags.FlagValues, list[str]]:
     """Parses ``argv`` (program name first) into flags and positional arguments.
 
@@ -134,11 +138,11 @@ def parse(
     if any(arg in ("-h", "--help") for arg in argv[1:]):
         print(f"{doc.strip()}\n\nFlags:\n{values.get_help()}")
         if "config" in values:
-            print(f"\nConfig keys, each overridden by --config.KEY=VALUE:\n\n{reference_text()}")
+            print(f"\nConfig keys, each overridden by --config.KEY=VALUE:\n\n{reference_text(config_type)}")
         sys.stdout.flush()
         sys.exit(0)
     _check_config_file(argv)
-    argv, emptied = _check_overrides(argv)
+    argv, emptied = _check_overrides(argv, config_type)
     try:
         rest = values(list(argv))
         if "config" in values and values.config is not None:  # reading it loads the file
@@ -200,16 +204,16 @@ def _experiments_beside(path: str) -> str:
     return nearest(Path(path).stem, sorted(file.stem for file in files), ending=".py")
 
 
-def _check_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, None]]:
+def _check_overrides(argv: Sequence[str], config_type: type) -> tuple[list[str], dict[str, None]]:
     """Rejects unknown ``--config.KEY`` flags and removes ``KEY=None``, which config_flags cannot parse."""
-    declared = {key.path: key for key in keys()}
+    declared = {key.path: key for key in keys(config_type)}
     rest, emptied = [], {}
     for arg in argv:
         match = re.match(r"--?config\.([^=]+)(?:=(.*))?$", arg, re.DOTALL)
         if match is None:
             rest.append(arg)
             continue
-        path = re.sub(r"^(data\.sources|rl\.tasks)\.[^.]+\.", r"\1.NAME.", match[1])
+        path = re.sub(r"^(data\.sources|rl\.tasks|models)\.[^.]+\.", r"\1.NAME.", match[1])
         if path not in declared:
             raise UserError(f"unknown key config.{match[1]}{nearest(path, list(declared))}")
         if match[2] == "None" and "None" in declared[path].type:

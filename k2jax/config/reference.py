@@ -41,9 +41,9 @@ def keys(cls: type = schema.Config, prefix: str = "") -> list[Key]:
     return result
 
 
-def reference_text() -> str:
+def reference_text(cls: type = schema.Config) -> str:
     """Formats the keys as plain lines for ``--help``."""
-    return "\n".join(f"  {key.path} ({key.type}, default {key.default})\n      {key.meaning}" for key in keys())
+    return "\n".join(f"  {key.path} ({key.type}, default {key.default})\n      {key.meaning}" for key in keys(cls))
 
 
 def reference_markdown() -> str:

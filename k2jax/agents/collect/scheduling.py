@@ -66,11 +66,14 @@ class LeaseScheduler(ABC):
         launcher: starts workers, on this machine by default.
 
     Attributes:
+        worker: path ``module:attribute`` of the class of the workers.
         probe: lateness of this process, while somebody measures it.
         max_running: the most tasks that ran at a time.
         lost_workers: workers that died.
         started: sub-episodes that tasks have started.
     """
+
+    worker = "k2jax.agents.collect.worker:RolloutWorker"
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class LeaseScheduler(ABC):
         if workers < 1 or capacity < 1:
             raise UserError("a collection needs at least one worker, and each a capacity of at least one")
         self._folder, self._workers, self._capacity = Path(folder), workers, capacity
-        self._job = {"runner": runner, "options": dict(options)}
+        self._job = {"worker": self.worker, "runner": runner, "options": dict(options)}
         self._table = LeaseTable()
         self._admission, self._trace, self._launcher = admission, trace, launcher or LocalLauncher()
         self._started: dict[tuple[int, ...], tuple[int, StartOrder]] = {}  # by name: the starter's shard

@@ -6,6 +6,7 @@ ends when the other end of the socket closes. What it does with a lease is a ``R
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 import asyncio
 import contextlib
 import errno
@@ -87,14 +88,19 @@ class Runner(Protocol):
 
 def made_by(maker: str, **options: Any) -> Any:
     """What a maker ``module:attribute`` makes of options."""
-    module, _, attribute = maker.partition(":")
-    return getattr(import_module(module), attribute)(**options)
+    return attribute_at(maker)(**options)
+
+
+def attribute_at(path: str) -> Any:
+    """The attribute of a path ``module:attribute``."""
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 _NICE = 5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 JOB = "job.json"
-"""File of a collection: the maker of the runner and its options."""
+"""File of a collection: the class of its workers, and the maker of their runner with its options."""
 
 
 class SpawnedTasks:
@@ -154,8 +160,68 @@ class SpawnedTasks:
         self._written.close()
 
 
-class RolloutWorker:
-    """Answers the scheduler's orders.
+class LeaseWorker(ABC):
+    """A worker's end of its connection to the scheduler: leases begin, are revoked, and end in reports or failures."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, asyncio.Task[None]] = {}
+        self._ended = asyncio.Event()
+        self.connection = FrameConnection(self._on_frame, self._ended.set)
+
+    @abstractmethod
+    async def carry_out(self, order: LeaseOrder) -> None:
+        """Does what a lease asks for and reports it.
+
+        Raises:
+            InfrastructureError: a machine failed; the task is tried again, perhaps by another worker.
+            UserError: it cannot work; the run ends.
+        """
+
+    def told(self, kind: int, body: bytes) -> None:
+        """Acts on any other frame of the scheduler's."""
+
+    def close(self) -> None:
+        """Closes files."""
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Works until the scheduler closes the connection; what still runs then is cancelled."""
+        await connect(self.connection, connection)
+        self.connection.send(WorkerMessage.READY, VERSION_NUMBER.pack(VERSION))
+        await self._ended.wait()
+        await end_all(self._leases.values())
+        self.close()
+
+    def _on_frame(self, kind: int, body: bytes) -> None:
+        if kind == WorkerMessage.LEASE:
+            order = LeaseOrder.unpack(body)
+            lease = asyncio.ensure_future(self._carry_out(order))
+            self._leases[order.number] = lease
+            lease.add_done_callback(lambda _: self._leases.pop(order.number))
+        elif kind == WorkerMessage.REVOKE:
+            (number,) = NUMBER.unpack(body)
+            if number in self._leases:  # or its report is on the way
+                self._leases[number].cancel()
+        else:
+            self.told(kind, body)
+
+    async def _carry_out(self, order: LeaseOrder) -> None:
+        number = NUMBER.pack(order.number)
+        try:
+            await self.carry_out(order)
+        except asyncio.CancelledError:
+            self.connection.send(WorkerMessage.RELEASED, number)
+        except InfrastructureError as error:  # some are a UserError too: to a command, which has no other machine
+            self.connection.send(WorkerMessage.FAILED, number, f"{type(error).__name__}: {error}".encode())
+        except UserError as error:
+            self.connection.send(WorkerMessage.FATAL, b"u" + str(error).encode())
+        except Exception as error:
+            full = isinstance(error, OSError) and error.errno in _NO_ROOM
+            message = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
+            self.connection.send(WorkerMessage.FATAL, message)
+
+
+class RolloutWorker(LeaseWorker):
+    """Runs the episodes of leases.
 
     Args:
         folder: of the collection.
@@ -164,64 +230,39 @@ class RolloutWorker:
     """
 
     def __init__(self, folder: Path, shard: int, runner: Runner):
+        super().__init__()
         self._folder, self._shard, self._runner = folder, shard, runner
         self._read_task = functools.lru_cache(maxsize=1)(read_task)  # samples of a task follow one another
         self._store = TrajectoryStore(shard_path(folder, shard))
-        self._episodes: dict[int, asyncio.Task[None]] = {}
-        self._ended = asyncio.Event()
-        self._connection = FrameConnection(self._on_frame, self._ended.set)
-        self._spawned = SpawnedTasks(folder, shard, self._connection)
+        self._spawned = SpawnedTasks(folder, shard, self.connection)
 
-    async def serve(self, connection: socket.socket) -> None:
-        """Works until the scheduler closes the connection; what still runs then is cancelled."""
-        await connect(self._connection, connection)
-        self._connection.send(WorkerMessage.READY, VERSION_NUMBER.pack(VERSION))
-        await self._ended.wait()
-        await end_all(self._episodes.values())
+    def close(self) -> None:
+        """See ``LeaseWorker``."""
         self._spawned.close()
         self._store.close()
 
-    def _on_frame(self, kind: int, body: bytes) -> None:
-        if kind == WorkerMessage.LEASE:
-            order = LeaseOrder.unpack(body)
-            episode = asyncio.ensure_future(self._carry_out(order))
-            self._episodes[order.number] = episode
-            episode.add_done_callback(lambda _: self._episodes.pop(order.number))
-        elif kind == WorkerMessage.REVOKE:
-            (number,) = NUMBER.unpack(body)
-            if number in self._episodes:  # or its report is on the way
-                self._episodes[number].cancel()
-        elif kind == WorkerMessage.STARTED_END:
+    def told(self, kind: int, body: bytes) -> None:
+        """A task that an episode has started has ended."""
+        if kind == WorkerMessage.STARTED_END:
             self._spawned.settle(StartedEnd.unpack(body))
 
-    async def _carry_out(self, order: LeaseOrder) -> None:
-        number, began = NUMBER.pack(order.number), time.monotonic()
-        try:
-            written = self._written(order)
-            paused = None if order.paused is None else stored_trajectory(self._folder, order.paused)
-            run, roles = self._spawned.of(order.number, written), self._runner.roles
-            spawner = Spawner(run, written.kind, written.path, written.role, roles)
-            trajectory, waits = await self._runner.run(order.key, written, paused, spawner)
-            self._deliver(order, trajectory, time.monotonic() - began, waits)
-        except asyncio.CancelledError:
-            self._connection.send(WorkerMessage.RELEASED, number)
-        except InfrastructureError as error:  # some are a UserError too: to a command, which has no other machine
-            self._connection.send(WorkerMessage.FAILED, number, f"{type(error).__name__}: {error}".encode())
-        except UserError as error:
-            self._connection.send(WorkerMessage.FATAL, b"u" + str(error).encode())
-        except Exception as error:
-            full = isinstance(error, OSError) and error.errno in _NO_ROOM
-            message = b"u%s: make room" % str(error).encode() if full else b"e" + traceback.format_exc().encode()
-            self._connection.send(WorkerMessage.FATAL, message)
+    async def carry_out(self, order: LeaseOrder) -> None:
+        """See ``LeaseWorker``."""
+        began, written = time.monotonic(), self._written(order)
+        paused = None if order.paused is None else stored_trajectory(self._folder, order.paused)
+        run, roles = self._spawned.of(order.number, written), self._runner.roles
+        spawner = Spawner(run, written.kind, written.path, written.role, roles)
+        trajectory, waits = await self._runner.run(order.key, written, paused, spawner)
+        self._deliver(order, trajectory, time.monotonic() - began, waits)
 
     def _deliver(self, order: LeaseOrder, trajectory: Trajectory, seconds: float, waits: Waits) -> None:
         """Stores a trajectory, or sends it with the report where its order came with the task."""
         if order.text:
             report = _report(order.number, None, trajectory, seconds, waits)
-            self._connection.send(WorkerMessage.CARRIED, *pack_carried(report, encode(trajectory)))
+            self.connection.send(WorkerMessage.CARRIED, *pack_carried(report, encode(trajectory)))
             return
         place = RecordPlace(self._shard, self._store.append(0, trajectory))
-        self._connection.send(WorkerMessage.DONE, _report(order.number, place, trajectory, seconds, waits).pack())
+        self.connection.send(WorkerMessage.DONE, _report(order.number, place, trajectory, seconds, waits).pack())
 
     def _written(self, order: LeaseOrder) -> WrittenTask:
         if order.text:
@@ -250,10 +291,10 @@ def _report(
 
 
 async def work(folder: Path, connection: socket.socket, shard: int) -> None:
-    """Runs a worker with the runner that the collection's job names."""
+    """Runs a worker of the class and with the runner that the collection's job names."""
     job = json.loads((folder / JOB).read_bytes())
     async with made_by(job["runner"], **job["options"]) as runner:
-        worker = RolloutWorker(folder, shard, runner)
+        worker = attribute_at(job["worker"])(folder, shard, runner)
         calm_collector()
         await worker.serve(connection)
 
