@@ -177,10 +177,10 @@ class LeaseWorker(ABC):
             UserError: it cannot work; the run ends.
         """
 
-    def told(self, kind: int, body: bytes) -> None:
+    def told(self, kind: int, body: bytes) -> None:  # noqa: B027
         """Acts on any other frame of the scheduler's."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Closes files."""
 
     async def serve(self, connection: socket.socket) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 import json
 from typing import Any
 
@@ -14,8 +14,8 @@ from k2jax.errors import InfrastructureError
 from k2jax.trajectory import Node, Trajectory
 from k2jax.trajectory.types import ROOT
 
-Policy = Callable[[Task, Sequence[Message]], Message]
-"""The next message of the assistant, given the task and the conversation so far."""
+Policy = Callable[[Task, Sequence[Message]], Message | Awaitable[Message]]
+"""The next message of the assistant, given the task and the conversation so far; of a model it is awaited."""
 MOST_STEPS = 500
 """Steps of an episode whose task has no budget of them."""
 
@@ -83,6 +83,7 @@ async def play(task: Task, environment: Environment, policy: Policy, seed: int =
                     trajectory.metadata[OUTCOME] = dict(left)
                 return trajectory
             action = policy(task, messages)
+            action = await action if isinstance(action, Awaitable) else action
             node = trajectory.add(acted(node, turn_of(messages), action))
             messages.append(action)
             step = await environment.step(action)

@@ -1,0 +1,36 @@
+"""The pipelines by name: their stages, the programs that play models where no server is named, and what they export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from k2jax.synthesize.kept_results import StageResult
+from k2jax.synthesize.questions import AskedModel
+from k2jax.synthesize.settings import SynthesisConfig
+from k2jax.synthesize.stages import Record, Stage
+from k2jax.synthesize.tool_use.exports import export_tool_use
+from k2jax.synthesize.tool_use.pipeline import tool_use_records, tool_use_stages
+from k2jax.synthesize.tool_use.programs import tool_use_programs
+
+
+class Pipeline(NamedTuple):
+    """What a pipeline is made of.
+
+    Attributes:
+        stages: of a config, in order.
+        first_records: what the first stage works on.
+        programs: that play models, by role.
+        export: writes what the pipeline is for into the run's folder, of the results of all stages by name; what it
+            returns is the manifest.
+    """
+
+    stages: Callable[[SynthesisConfig], list[Stage]]
+    first_records: Callable[[SynthesisConfig], list[Record]]
+    programs: Callable[[SynthesisConfig], Mapping[str, AskedModel]]
+    export: Callable[[Path, Mapping[str, Sequence[StageResult]]], Mapping[str, Any]]
+
+
+PIPELINES = {"tool_use": Pipeline(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use)}
+"""By the names that a config has."""

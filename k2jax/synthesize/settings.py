@@ -1,0 +1,111 @@
+"""The config of a synthesis: which pipeline, which models in which roles, and how many of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import os
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from k2jax.client import ChatEndpoint
+from k2jax.config.build import read_group, to_config_dict
+from k2jax.config.fields import check_fields
+from k2jax.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from k2jax.errors import UserError
+from k2jax.synthesize.questions import AskedModel, ChaosModel, EndpointModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Who answers in a role."""
+
+    url: str = ""  #: of a server with OpenAI's chat completions, without /v1; empty is the program that plays the role
+    name: str = ""  #: the server's name for its model
+    temperature: NonNegativeFloat = 1.0  #: of its answers
+    max_tokens: PositiveInt = 4096  #: of an answer [tokens]
+    chaos: Share = 0.0  #: share of questions that go wrong, to try a pipeline out
+    price_read: NonNegativeFloat = 0.0  #: of a million tokens of questions
+    price_written: NonNegativeFloat = 0.0  #: of a million tokens of answers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolUseConfig:
+    """Sizes of the pipeline ``tool_use``."""
+
+    tools: PositiveInt = 200  #: about how many tools there are, over all domains
+    agents: PositiveInt = 100  #: prompts with a set of tools
+    tasks: PositiveInt = 500  #: tasks, over all agents
+    wishes: PositiveInt = 3  #: most wishes of a user
+    failures: Share = 0.02  #: rate of each kind of failure of the tools
+    steps: PositiveInt = 40  #: most calls and messages of an episode
+    mistakes: Share = 0.2  #: share of episodes in which the program that plays the agent makes a mistake
+    near: Share = 0.92  #: cosine similarity from which two tools or agents are compared as duplicates
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SynthesisConfig:
+    """A synthesis."""
+
+    pipeline: Literal["tool_use"] = "tool_use"  #: which one
+    seed: NonNegativeInt = 0  #: of all that is drawn
+    models: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)  #: by role; others are programs
+    tool_use: ToolUseConfig = ToolUseConfig()  #: sizes of the pipeline of that name
+
+
+def synthesis(**fields: Any) -> ConfigDict:
+    """A synthesis as an editable ConfigDict.
+
+    Example:
+        >>> config = synthesis(pipeline="tool_use")
+        >>> config.tool_use.tasks = 20
+    """
+    config = to_config_dict(SynthesisConfig(**fields))
+    config.lock()
+    config.models.unlock()
+    return config
+
+
+def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
+    """The checked config.
+
+    Raises:
+        UserError: a key is unknown, or a value out of range.
+    """
+    values = read_group(SynthesisConfig, config, "")
+    check_fields(values)
+    for role, model in values.models.items():
+        if bool(model.url) != bool(model.name):
+            raise UserError(f"config.models.{role} needs both url and name, or neither")
+    return values
+
+
+def opened_models(
+    models: Mapping[str, ModelConfig], programs: Mapping[str, AskedModel], roles: tuple[str, ...]
+) -> dict[str, AskedModel]:
+    """The models of a stage's roles.
+
+    Args:
+        models: of the config.
+        programs: what plays a role without a server, by role.
+        roles: that the stage asks.
+
+    Raises:
+        UserError: nobody plays a role.
+    """
+    opened: dict[str, AskedModel] = {}
+    for role in roles:
+        config = models.get(role, ModelConfig())
+        if config.url:
+            fields = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+            opened[role] = EndpointModel(
+                ChatEndpoint(config.url, config.name, api_key=os.environ.get("OPENAI_API_KEY")), fields
+            )
+        elif role in programs:
+            opened[role] = programs[role]
+        else:
+            raise UserError(f"no program plays the role {role!r}; name a server as config.models.{role}")
+        if config.chaos:
+            opened[role] = ChaosModel(opened[role], config.chaos)
+    return opened

@@ -1,0 +1,49 @@
+"""What a run of the pipeline is for: conversations to fine-tune on, tasks for reinforcement learning, a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from k2jax.files.atomic import write_atomic, write_json_lines
+from k2jax.synthesize.kept_results import StageResult
+from k2jax.synthesize.stages import Record
+
+
+def export_tool_use(folder: Path, results: Mapping[str, Sequence[StageResult]]) -> dict[str, Any]:
+    """Writes ``sft.jsonl``, ``unfiltered.jsonl`` and ``tasks.jsonl`` into a run's folder.
+
+    The tasks are those of all dialogues: they can be solved, whatever the agent made of them.
+
+    Args:
+        folder: of the run.
+        results: of all stages by name.
+
+    Returns:
+        Counts, and how the judge agrees with the worlds' states.
+    """
+    kept = [record for result in results["judged"] for record in result.made.kept]
+    dropped = [record for result in results["judged"] for _, record in result.made.dropped if "verdict" in record]
+    write_json_lines(folder / "sft.jsonl", [_conversation(record) for record in kept])
+    write_json_lines(folder / "unfiltered.jsonl", [_conversation(record) for record in (*kept, *dropped)])
+    tasks = [record["task_json"] for result in results["dialogues"] for record in result.made.kept]
+    write_atomic(folder / "tasks.jsonl", "".join(f"{task}\n" for task in tasks))
+    return {"conversations": len(kept), "tasks": len(tasks), "judge": judge_agreement(kept, dropped)}
+
+
+def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict[str, float | int | None]:
+    """Precision and recall of "good" by the judge against the worlds' states, and the share of right blames."""
+    right = sum(record["exact"]["solved"] for record in judged)
+    missed = sum(record["exact"]["solved"] for record in dropped)
+    blamed = [record["verdict"]["blame"] == record["exact"]["blame"] for record in (*judged, *dropped)]
+    return {
+        "judged": len(blamed),
+        "precision": right / len(judged) if judged else None,
+        "recall": right / (right + missed) if right + missed else None,
+        "blame": sum(blamed) / len(blamed) if blamed else None,
+    }
+
+
+def _conversation(record: Record) -> dict[str, Any]:
+    return {"messages": record["dialogue"]["messages"], "tools": record["tools_json"]}

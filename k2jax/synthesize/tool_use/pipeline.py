@@ -1,0 +1,47 @@
+"""The stages of the synthesis of tool use."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from k2jax.synthesize.settings import SynthesisConfig
+from k2jax.synthesize.stages import Record, Stage
+from k2jax.synthesize.tool_use.tool_repository import CATEGORIES, MOST_DOMAINS, TOOLS_OF_A_WORLD
+
+_HERE = "k2jax.synthesize.tool_use"
+
+
+def tool_use_records(config: SynthesisConfig) -> list[Record]:
+    """A question for some domains of every category."""
+    worlds = math.ceil(config.tool_use.tools / TOOLS_OF_A_WORLD)
+    rounds = math.ceil(worlds / (MOST_DOMAINS * len(CATEGORIES)))
+    questions = [(category, number) for number in range(rounds) for category in CATEGORIES]
+    counts = [len(part) for part in np.array_split(np.arange(worlds), len(questions))]
+    return [
+        {"category": category, "round": number, "count": count}
+        for (category, number), count in zip(questions, counts, strict=True)
+        if count
+    ]
+
+
+def tool_use_stages(config: SynthesisConfig) -> list[Stage]:
+    """The stages in order."""
+    sizes = config.tool_use
+    worlds = math.ceil(sizes.tools / TOOLS_OF_A_WORLD)
+    near = {"near": sizes.near}
+    agents = {"agents": math.ceil(sizes.agents / worlds), "seed": config.seed}
+    tasks = {"tasks": math.ceil(sizes.tasks / sizes.agents), "wishes": sizes.wishes}
+    episodes = {"failures": sizes.failures, "steps": sizes.steps, "is_user_asked": "user" in config.models}
+    asked = ("agent", "user") if "user" in config.models else ("agent",)
+    return [
+        Stage(name="domains", maker=f"{_HERE}.tool_repository:domains", roles=("writer",)),
+        Stage(name="worlds", maker=f"{_HERE}.tool_repository:worlds", roles=("writer",)),
+        Stage(name="distinct_worlds", maker=f"{_HERE}.near_duplicates:distinct_worlds", options=near, is_whole=True),
+        Stage(name="agents", maker=f"{_HERE}.agent_prompts:agents", options=agents, roles=("writer",)),
+        Stage(name="distinct_agents", maker=f"{_HERE}.near_duplicates:distinct_agents", options=near, is_whole=True),
+        Stage(name="tasks", maker=f"{_HERE}.world_tasks:tasks", options=tasks, roles=("writer",)),
+        Stage(name="dialogues", maker=f"{_HERE}.dialogues:dialogues", options=episodes, roles=asked),
+        Stage(name="judged", maker=f"{_HERE}.trajectory_judge:judged", roles=("judge",)),
+    ]

@@ -1,0 +1,157 @@
+"""Runs of a pipeline: what is written, what a second run does, replays, chaos, kills and a cluster."""
+
+import asyncio
+import itertools
+import json
+import os
+from pathlib import Path
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from k2jax.agents.dataset import load_tasks
+from k2jax.data.chat_records import messages_and_tools
+from k2jax.errors import UserError
+from k2jax.synthesize.kept_results import LOG, STAGES
+from k2jax.synthesize.pipeline import Machines, Synthesis
+from k2jax.synthesize.settings import ModelConfig, SynthesisConfig, ToolUseConfig, resolved, synthesis
+
+SMALL = SynthesisConfig(tool_use=ToolUseConfig(tools=18, agents=4, tasks=8, failures=0.03, mistakes=0.4))
+OUTPUTS = ("sft.jsonl", "unfiltered.jsonl", "tasks.jsonl", "funnel.json", "funnel.md", "manifest.json")
+
+
+def run(folder, config=SMALL, replay="", **machines):
+    lines = []
+    synthesis = Synthesis(folder, config, Machines(**{"workers": 1} | machines), replay, lines.append)
+    return asyncio.run(synthesis.run()), lines
+
+
+def outputs(folder):
+    return {name: (Path(folder) / name).read_bytes() for name in OUTPUTS}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("synthesis")
+    return folder, *run(folder)
+
+
+def test_every_record_is_kept_or_dropped_for_a_reason(made):
+    folder, counts, lines = made
+    assert [count.stage for count in counts][-3:] == ["tasks", "dialogues", "judged"] and len(lines) == len(counts)
+    for before, after in itertools.pairwise(counts):
+        assert after.records == before.kept
+    for name in ("dialogues", "judged"):
+        [one] = [count for count in counts if count.stage == name]
+        assert one.records == one.kept + sum(one.dropped.values())
+    judged = counts[-1]
+    assert 0 < judged.kept < judged.records and judged.dropped["the agent failed"] > 0
+    assert json.loads((folder / "manifest.json").read_text())["judge"]["judged"] == judged.records
+    page = (folder / "samples.html").read_text()
+    assert "the agent failed" in page and "<script" not in page
+
+
+def test_what_is_exported_is_read_by_training_and_reinforcement_learning(made):
+    folder, counts, _ = made
+    records = [json.loads(line) for line in (folder / "sft.jsonl").read_text().splitlines()]
+    assert len(records) == counts[-1].kept
+    for record in records:
+        messages, tools = messages_and_tools(record)
+        assert messages[0]["role"] == "system" and {tool["type"] for tool in tools} == {"function"}
+    tasks = load_tasks("worlds", (f"path={folder / 'tasks.jsonl'}",), "all")
+    assert len(tasks) == counts[-2].kept
+
+
+def test_a_second_run_does_nothing_and_a_replay_gives_the_same_bytes(made, tmp_path):
+    folder, counts, _ = made
+    before = outputs(folder)
+    sizes = {path: path.stat().st_size for path in folder.glob(f"{STAGES}/*/{LOG}")}
+    assert run(folder)[0] == counts and outputs(folder) == before
+    assert {path: path.stat().st_size for path in folder.glob(f"{STAGES}/*/{LOG}")} == sizes
+    run(tmp_path, replay=str(folder), workers=2, at_once=3)
+    assert outputs(tmp_path) == before
+
+
+def test_another_config_in_the_folder_is_refused(made):
+    with pytest.raises(UserError, match="holds a run of another config"):
+        Synthesis(made[0], SynthesisConfig(seed=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline": "none"}, "pipeline"),
+        ({"models": {"agent": {"url": "http://localhost:1"}}}, "needs both url and name"),
+        ({"models": {"agent": {"chaos": 2.0}}}, "chaos"),
+        ({"tool_use": {"tools": 0}}, "tools"),
+        ({"tool_use": {"colour": 1}}, "unknown key"),
+    ],
+)
+def test_a_wrong_config_is_refused_in_one_line(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        resolved({**synthesis().to_dict(), **changes})
+    assert "\n" not in str(error.value)
+
+
+CHAOS = dict.fromkeys(("writer", "agent", "judge"), ModelConfig(chaos=0.08))
+
+
+@pytest.mark.slow
+def test_with_models_of_chaos_nothing_is_lost_or_doubled(tmp_path):
+    config = SynthesisConfig(models=CHAOS, tool_use=SMALL.tool_use)
+    counts = {count.stage: count for count in run(tmp_path, config, workers=2)[0]}
+    for before, after in itertools.pairwise(counts.values()):
+        assert after.records == before.kept
+    for one in counts.values():
+        for path in tmp_path.glob(f"{STAGES}/*_{one.stage}/{LOG}"):
+            keys = [json.loads(line.partition(b" ")[2])["key"] for line in path.read_bytes().splitlines()]
+            assert len(keys) == len(set(keys)) and (len(keys) == one.records or len(keys) == 1)
+    assert counts["judged"].records > 0
+    before = outputs(tmp_path)
+    run(tmp_path, config)
+    assert outputs(tmp_path) == before
+
+
+COMMAND = """
+import sys
+from tests.synthesize.test_pipeline import SMALL, run
+run(sys.argv[1], SMALL, workers=2, at_once=2)
+"""
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_no_byte(made, tmp_path):
+    rng, kills = random.Random(0), 0
+    while kills < 20:
+        process = subprocess.Popen([sys.executable, "-c", COMMAND, str(tmp_path)], start_new_session=True)
+        deadline = time.monotonic() + rng.uniform(0.5, 5.0)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            for path in tmp_path.glob(f"{STAGES}/*/{LOG}"):  # done before the last kill: begin again somewhere
+                path.unlink() if rng.random() < 0.5 else None
+            continue
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    run(tmp_path, SMALL, workers=2)
+    assert outputs(tmp_path) == outputs(made[0])
+
+
+@pytest.mark.external
+def test_a_cluster_of_three_nodes_gives_the_same_bytes(made, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        run(tmp_path, SMALL, workers=3, ray=cluster.address)
+        assert outputs(tmp_path) == outputs(made[0])
+    finally:
+        cluster.shutdown()
