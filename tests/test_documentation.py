@@ -18,9 +18,11 @@ import pytest
 from k2jax import cli
 from k2jax.config import defaults, resolve
 from k2jax.config.reference import keys
+from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.model.remat import activation_table
 from k2jax.sandbox import add_commands
+from k2jax.synthesize.settings import SynthesisConfig, resolved
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,8 +89,8 @@ def parser_of(module, *words):
     """What a command gives to ``cli.run``: its flags and the names of its positional arguments; None without flags."""
     calls = []
 
-    def run(main, define, doc, positional=(), optional=0, remote=()):
-        calls.append((define, doc, positional, optional))
+    def run(main, define, doc, positional=(), optional=0, remote=(), config_type=Config):
+        calls.append((define, doc, positional, optional, config_type))
 
     with mock.patch.object(cli, "run", run), mock.patch.object(sys, "argv", [module, *words]):
         runpy.run_module(module, run_name="__main__", alter_sys=False)
@@ -104,13 +106,14 @@ def check(words, monkeypatch):
         if arguments:
             PARSERS[module].parse_args(arguments)
         return
-    define, doc, positional, optional = parser
+    define, doc, positional, optional, config_type = parser
     bare = not arguments  # named without arguments, as a command and not as an example
     arguments = [word for word in arguments if word not in ("NAME", "--help", "...", "--config=...")]
     monkeypatch.setattr(sys, "argv", [module, *arguments])  # config_flags looks there for overrides
-    values, rest = cli.parse(sys.argv, define, doc, positional, len(positional) if bare or positional else optional)
+    omitted = len(positional) if bare or positional else optional
+    values, rest = cli.parse(sys.argv, define, doc, positional, omitted, config_type)
     if "config" in values and values.config is not None:
-        cli.config_of(values)
+        {Config: cli.config_of, SynthesisConfig: lambda values: resolved(values.config)}[config_type](values)
     if rest and module in ARGUMENTS:
         assert ARGUMENTS[module](rest[0]), f"no {rest[0]} in {module}"
 

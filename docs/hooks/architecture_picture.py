@@ -47,6 +47,7 @@ PURPOSES = {
     "sandbox": "what is isolated",
     "serve": "HTTP server",
     "sharding": "logical to mesh axes",
+    "synthesize": "data from models",
     "tasks": "families of tasks",
     "text": "tokenizers, chat, tools",
     "train": "steps, runs, workdir",

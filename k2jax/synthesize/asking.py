@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.synthesize.questions import AskedModel, Message, Question, Reply
+from k2jax.synthesize.questions import AskedModel, Message, ModelQuestion, Reply
 from k2jax.synthesize.stages import DroppedError, content_key, seed_of
 
 MALFORMED = "malformed answer"
@@ -63,7 +63,7 @@ class Asker:
         inputs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Reply:
-        """The answer of a role's model; see ``Question``.
+        """The answer of a role's model; see ``ModelQuestion``.
 
         Raises:
             InfrastructureError: see ``AskedModel``.
@@ -74,7 +74,7 @@ class Asker:
         model, seed = self._models[role], seed_of(self._record_key, len(self.calls))
         key = content_key(model.name, role, purpose, list(messages), list(tools), seed)
         if self._replayed is None:
-            reply = await model.reply(Question(role, purpose, messages, inputs or {}, tools), seed)
+            reply = await model.reply(ModelQuestion(role, purpose, messages, inputs or {}, tools), seed)
         elif (kept := self._replayed(key)) is None:
             raise UserError(
                 f"no answer of the role {role} to {purpose} is kept under {key}; replay with equal settings"

@@ -11,7 +11,7 @@ from typing import Any
 from k2jax.report.style import PALETTE, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.synthesize.kept_results import StageResult
-from k2jax.synthesize.settings import ModelConfig
+from k2jax.synthesize.settings import AskedModelConfig
 
 _MILLION = 1e6
 
@@ -47,7 +47,7 @@ class StageCounts:
         why = "".join(f" · {count:,} {reason}" for reason, count in self.dropped.items())
         return f"{self.stage}: {self.records:,} in · {self.kept:,} kept{why} · {sum(self.tokens.values()):,} tokens"
 
-    def cost(self, models: Mapping[str, ModelConfig]) -> float:
+    def cost(self, models: Mapping[str, AskedModelConfig]) -> float:
         """What the answers cost at the prices of a config."""
         return sum(
             (self.prompt_tokens[role] * models[role].price_read + self.tokens[role] * models[role].price_written)

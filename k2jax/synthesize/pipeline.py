@@ -25,7 +25,7 @@ from k2jax.synthesize.pipelines import PIPELINES
 from k2jax.synthesize.samples_page import samples_page
 from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stage_pool import StagePool
-from k2jax.synthesize.stages import Record, Stage, content_key
+from k2jax.synthesize.stages import Record, SynthesisStage, content_key
 
 CONFIG = "config.json"
 OUT = "out.jsonl"
@@ -90,7 +90,7 @@ class Synthesis:
         """
         pipeline, counts, seconds = PIPELINES[self._config.pipeline], [], {}
         records = pipeline.first_records(self._config)
-        shown: list[tuple[Stage, Sequence[StageResult]]] = []
+        shown: list[tuple[SynthesisStage, Sequence[StageResult]]] = []
         async with self._pool() as pool:
             for number, stage in enumerate(pipeline.stages(self._config), 1):
                 began, folder = time.monotonic(), self._folder / STAGES / f"{number:02}_{stage.name}"
@@ -114,7 +114,9 @@ class Synthesis:
         choices = {"workers": machines.workers, "capacity": machines.at_once, "launcher": machines.launcher()}
         return StagePool(self._folder, self._values, self._replay, **choices)
 
-    async def _stage(self, stage: Stage, folder: Path, records: Sequence[Record], pool: StagePool) -> list[StageResult]:
+    async def _stage(
+        self, stage: SynthesisStage, folder: Path, records: Sequence[Record], pool: StagePool
+    ) -> list[StageResult]:
         """The results of a stage in the order of its records."""
         kept = KeptResults(folder, self._say)
         try:
@@ -139,7 +141,7 @@ class Synthesis:
 
     @staticmethod
     async def _make(
-        stage: Stage, missing: Sequence[tuple[str, Record]], kept: KeptResults, pool: StagePool
+        stage: SynthesisStage, missing: Sequence[tuple[str, Record]], kept: KeptResults, pool: StagePool
     ) -> Counter[str]:
         """Gives records to workers and keeps what comes back; why others failed."""
         failed: Counter[str] = Counter()
@@ -150,13 +152,13 @@ class Synthesis:
                 kept.keep(result)
         return failed
 
-    def _whole(self, stage: Stage, records: Sequence[Record], kept: KeptResults) -> StageResult:
+    def _whole(self, stage: SynthesisStage, records: Sequence[Record], kept: KeptResults) -> StageResult:
         key = content_key(self._identity(stage), list(records))
         if key not in kept.found:
             kept.keep(StageResult(key, made_by(stage.maker, **stage.options)(records)))
         return kept.found[key]
 
-    def _identity(self, stage: Stage) -> list[Any]:
+    def _identity(self, stage: SynthesisStage) -> list[Any]:
         """All that a stage's results depend on beside their records."""
         models = [(role, self._values["models"].get(role)) for role in stage.roles]
         return [stage.name, stage.maker, dict(stage.options), stage.version, models, self._config.seed]

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from k2jax.synthesize.kept_results import StageResult
 from k2jax.synthesize.questions import AskedModel
 from k2jax.synthesize.settings import SynthesisConfig
-from k2jax.synthesize.stages import Record, Stage
+from k2jax.synthesize.stages import Record, SynthesisStage
 from k2jax.synthesize.tool_use.exports import export_tool_use
 from k2jax.synthesize.tool_use.pipeline import tool_use_records, tool_use_stages
 from k2jax.synthesize.tool_use.programs import tool_use_programs
 
 
-class Pipeline(NamedTuple):
+class PipelineParts(NamedTuple):
     """What a pipeline is made of.
 
     Attributes:
@@ -26,11 +26,11 @@ class Pipeline(NamedTuple):
             returns is the manifest.
     """
 
-    stages: Callable[[SynthesisConfig], list[Stage]]
+    stages: Callable[[SynthesisConfig], list[SynthesisStage]]
     first_records: Callable[[SynthesisConfig], list[Record]]
     programs: Callable[[SynthesisConfig], Mapping[str, AskedModel]]
     export: Callable[[Path, Mapping[str, Sequence[StageResult]]], Mapping[str, Any]]
 
 
-PIPELINES = {"tool_use": Pipeline(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use)}
+PIPELINES = {"tool_use": PipelineParts(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use)}
 """By the names that a config has."""

@@ -14,7 +14,7 @@ from k2jax.synthesize.stages import seed_of
 Message = Mapping[str, Any]
 
 
-class Question(NamedTuple):
+class ModelQuestion(NamedTuple):
     """One request to a model.
 
     Attributes:
@@ -62,7 +62,7 @@ class AskedModel(Protocol):
 
     name: str
 
-    async def reply(self, question: Question, seed: int) -> Reply:
+    async def reply(self, question: ModelQuestion, seed: int) -> Reply:
         """The answer to a question, with the random numbers of a seed.
 
         Raises:
@@ -88,7 +88,7 @@ class EndpointModel:
         self._endpoint, self._fields = endpoint, fields
         self.name = f"{endpoint.model} {sorted(fields.items())}"
 
-    async def reply(self, question: Question, seed: int) -> Reply:
+    async def reply(self, question: ModelQuestion, seed: int) -> Reply:
         """See ``AskedModel``."""
         tools = {"tools": list(question.tools)} if question.tools else {}
         asked = {"messages": list(question.messages), **self._fields, **tools, "seed": seed}
@@ -109,10 +109,10 @@ class ProgramModel:
         answer: the message to a question, with a seed. Tokens are counted as words.
     """
 
-    def __init__(self, name: str, answer: Callable[[Question, int], Mapping[str, Any]]):
+    def __init__(self, name: str, answer: Callable[[ModelQuestion, int], Mapping[str, Any]]):
         self.name, self._answer = name, answer
 
-    async def reply(self, question: Question, seed: int) -> Reply:
+    async def reply(self, question: ModelQuestion, seed: int) -> Reply:
         """See ``AskedModel``."""
         message = {"role": "assistant", "content": "", **self._answer(question, seed)}
         words = sum(len(str(one.get("content") or "").split()) for one in question.messages)
@@ -140,7 +140,7 @@ class ChaosModel:
     def __init__(self, model: AskedModel, rate: float):
         self._model, self._rate, self.name = model, rate, model.name
 
-    async def reply(self, question: Question, seed: int) -> Reply:
+    async def reply(self, question: ModelQuestion, seed: int) -> Reply:
         """See ``AskedModel``."""
         if random.random() < self._rate / 4:
             raise ServerFailedError("the model of chaos does not answer")

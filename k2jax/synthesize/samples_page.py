@@ -11,7 +11,7 @@ import json
 
 from k2jax.synthesize.funnel import StageCounts
 from k2jax.synthesize.kept_results import StageResult
-from k2jax.synthesize.stages import Record, Stage
+from k2jax.synthesize.stages import Record, SynthesisStage
 
 SHOWN = 4
 """Records of each kind that are shown."""
@@ -29,7 +29,9 @@ td,th{border-color:#39424e}}
 """
 
 
-def samples_page(name: str, counts: Sequence[StageCounts], shown: Sequence[tuple[Stage, Sequence[StageResult]]]) -> str:
+def samples_page(
+    name: str, counts: Sequence[StageCounts], shown: Sequence[tuple[SynthesisStage, Sequence[StageResult]]]
+) -> str:
     """The page as HTML.
 
     Args:
@@ -41,7 +43,7 @@ def samples_page(name: str, counts: Sequence[StageCounts], shown: Sequence[tuple
 
 
 def _parts(
-    name: str, counts: Sequence[StageCounts], shown: Sequence[tuple[Stage, Sequence[StageResult]]]
+    name: str, counts: Sequence[StageCounts], shown: Sequence[tuple[SynthesisStage, Sequence[StageResult]]]
 ) -> Iterator[str]:
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

@@ -18,7 +18,7 @@ from k2jax.synthesize.questions import AskedModel, ChaosModel, EndpointModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class AskedModelConfig:
     """Who answers in a role."""
 
     url: str = ""  #: of a server with OpenAI's chat completions, without /v1; empty is the program that plays the role
@@ -50,7 +50,7 @@ class SynthesisConfig:
 
     pipeline: Literal["tool_use"] = "tool_use"  #: which one
     seed: NonNegativeInt = 0  #: of all that is drawn
-    models: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)  #: by role; others are programs
+    models: Mapping[str, AskedModelConfig] = dataclasses.field(default_factory=dict)  #: by role; others are programs
     tool_use: ToolUseConfig = ToolUseConfig()  #: sizes of the pipeline of that name
 
 
@@ -82,7 +82,7 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
 
 
 def opened_models(
-    models: Mapping[str, ModelConfig], programs: Mapping[str, AskedModel], roles: tuple[str, ...]
+    models: Mapping[str, AskedModelConfig], programs: Mapping[str, AskedModel], roles: tuple[str, ...]
 ) -> dict[str, AskedModel]:
     """The models of a stage's roles.
 
@@ -96,7 +96,7 @@ def opened_models(
     """
     opened: dict[str, AskedModel] = {}
     for role in roles:
-        config = models.get(role, ModelConfig())
+        config = models.get(role, AskedModelConfig())
         if config.url:
             fields = {"temperature": config.temperature, "max_tokens": config.max_tokens}
             opened[role] = EndpointModel(

@@ -29,7 +29,7 @@ class Made(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage:
+class SynthesisStage:
     """A step of a pipeline.
 
     Attributes:

@@ -18,7 +18,7 @@ from k2jax.data.chat_records import messages_and_tools
 from k2jax.errors import UserError
 from k2jax.synthesize.kept_results import LOG, STAGES
 from k2jax.synthesize.pipeline import Machines, Synthesis
-from k2jax.synthesize.settings import ModelConfig, SynthesisConfig, ToolUseConfig, resolved, synthesis
+from k2jax.synthesize.settings import AskedModelConfig, SynthesisConfig, ToolUseConfig, resolved, synthesis
 
 SMALL = SynthesisConfig(tool_use=ToolUseConfig(tools=18, agents=4, tasks=8, failures=0.03, mistakes=0.4))
 OUTPUTS = ("sft.jsonl", "unfiltered.jsonl", "tasks.jsonl", "funnel.json", "funnel.md", "manifest.json")
@@ -97,7 +97,7 @@ def test_a_wrong_config_is_refused_in_one_line(changes, message):
     assert "\n" not in str(error.value)
 
 
-CHAOS = dict.fromkeys(("writer", "agent", "judge"), ModelConfig(chaos=0.08))
+CHAOS = dict.fromkeys(("writer", "agent", "judge"), AskedModelConfig(chaos=0.08))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from k2jax.synthesize.settings import SynthesisConfig
-from k2jax.synthesize.stages import Record, Stage
+from k2jax.synthesize.stages import Record, SynthesisStage
 from k2jax.synthesize.tool_use.tool_repository import CATEGORIES, MOST_DOMAINS, TOOLS_OF_A_WORLD
 
 _HERE = "k2jax.synthesize.tool_use"
@@ -26,7 +26,7 @@ def tool_use_records(config: SynthesisConfig) -> list[Record]:
     ]
 
 
-def tool_use_stages(config: SynthesisConfig) -> list[Stage]:
+def tool_use_stages(config: SynthesisConfig) -> list[SynthesisStage]:
     """The stages in order."""
     sizes = config.tool_use
     worlds = math.ceil(sizes.tools / TOOLS_OF_A_WORLD)
@@ -36,12 +36,16 @@ def tool_use_stages(config: SynthesisConfig) -> list[Stage]:
     episodes = {"failures": sizes.failures, "steps": sizes.steps, "is_user_asked": "user" in config.models}
     asked = ("agent", "user") if "user" in config.models else ("agent",)
     return [
-        Stage(name="domains", maker=f"{_HERE}.tool_repository:domains", roles=("writer",)),
-        Stage(name="worlds", maker=f"{_HERE}.tool_repository:worlds", roles=("writer",)),
-        Stage(name="distinct_worlds", maker=f"{_HERE}.near_duplicates:distinct_worlds", options=near, is_whole=True),
-        Stage(name="agents", maker=f"{_HERE}.agent_prompts:agents", options=agents, roles=("writer",)),
-        Stage(name="distinct_agents", maker=f"{_HERE}.near_duplicates:distinct_agents", options=near, is_whole=True),
-        Stage(name="tasks", maker=f"{_HERE}.world_tasks:tasks", options=tasks, roles=("writer",)),
-        Stage(name="dialogues", maker=f"{_HERE}.dialogues:dialogues", options=episodes, roles=asked),
-        Stage(name="judged", maker=f"{_HERE}.trajectory_judge:judged", roles=("judge",)),
+        SynthesisStage(name="domains", maker=f"{_HERE}.tool_repository:domains", roles=("writer",)),
+        SynthesisStage(name="worlds", maker=f"{_HERE}.tool_repository:worlds", roles=("writer",)),
+        SynthesisStage(
+            name="distinct_worlds", maker=f"{_HERE}.near_duplicates:distinct_worlds", options=near, is_whole=True
+        ),
+        SynthesisStage(name="agents", maker=f"{_HERE}.agent_prompts:agents", options=agents, roles=("writer",)),
+        SynthesisStage(
+            name="distinct_agents", maker=f"{_HERE}.near_duplicates:distinct_agents", options=near, is_whole=True
+        ),
+        SynthesisStage(name="tasks", maker=f"{_HERE}.world_tasks:tasks", options=tasks, roles=("writer",)),
+        SynthesisStage(name="dialogues", maker=f"{_HERE}.dialogues:dialogues", options=episodes, roles=asked),
+        SynthesisStage(name="judged", maker=f"{_HERE}.trajectory_judge:judged", roles=("judge",)),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from k2jax.agents.scaffolds.scripted import called, said
 from k2jax.errors import UserError
-from k2jax.synthesize.questions import AskedModel, ProgramModel, Question
+from k2jax.synthesize.questions import AskedModel, ModelQuestion, ProgramModel
 from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import seed_of
 from k2jax.synthesize.tool_use.tool_repository import MOST_DOMAINS
@@ -38,7 +38,7 @@ def _as_json(value: Any) -> dict[str, str]:
     return {"content": json.dumps(value, ensure_ascii=False)}
 
 
-def _written(question: Question, seed: int) -> Any:
+def _written(question: ModelQuestion, seed: int) -> Any:
     """What the writer answers."""
     inputs = question.inputs
     if question.purpose == "domains":
@@ -69,7 +69,7 @@ def _written_task(inputs: Mapping[str, Any], seed: int) -> Any:
     raise UserError(f"no task of the world {world.spec.name} was found in {_TRIES} draws")
 
 
-def _acted(question: Question, rate: float) -> Mapping[str, Any]:
+def _acted(question: ModelQuestion, rate: float) -> Mapping[str, Any]:
     """What the agent says: the oracle's message, but for one mistake in some episodes."""
     task, messages = question.inputs["task"], question.inputs["messages"]
     rng = random.Random(seed_of("mistake", question.inputs["seed"]))
@@ -94,7 +94,7 @@ def _changed(value: Any) -> Any:
     return value + 1 if isinstance(value, int) else value
 
 
-def _judged(question: Question) -> Any:
+def _judged(question: ModelQuestion) -> Any:
     """What the judge says: the exact verdict, with the agent's turns as evidence."""
     exact, rubric = question.inputs["exact"], question.inputs["rubric"]
     turns = [number for number, message in enumerate(question.inputs["messages"]) if message["role"] == "assistant"]
