@@ -24,7 +24,7 @@ def test_near_duplicates_are_found_and_others_are_kept():
     texts = list({tool["description"] for world in worlds for tool in world["tools"]})
     assert len(texts) > 60 and nearest_earlier(texts, 0.9) == [-1] * len(texts)
     changed = [f"{text.upper().replace('.', ',')} Please." for text in texts]
-    found = nearest_earlier(texts + changed, 0.7)[len(texts) :]
+    found = nearest_earlier(texts + changed, 0.75)[len(texts) :]
     assert sum(one == number for number, one in enumerate(found)) >= 0.95 * len(texts)
     copies = [{"world": {**world, "name": f"copy{number}"}} for number, world in enumerate(worlds[:3])]
     records = [{"world": world} for world in worlds]

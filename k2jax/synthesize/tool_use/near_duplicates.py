@@ -39,16 +39,14 @@ def vectors(texts: Sequence[str]) -> np.ndarray:
 
 
 def nearest_earlier(texts: Sequence[str], near: float) -> list[int]:
-    """Of every text the first earlier one whose cosine similarity is at least ``near``; -1 for none."""
+    """Of every text the nearest earlier one, by cosine similarity, where that is at least ``near``; -1 for none."""
     found = [-1] * len(texts)
     of = vectors(texts)
     for begin in range(0, len(texts), _BLOCK):
         block = of[begin : begin + _BLOCK]
-        close = block @ of[: begin + len(block)].T >= near
-        for place, row in enumerate(close):
-            earlier = np.flatnonzero(row[: begin + place])
-            if len(earlier):
-                found[begin + place] = int(earlier[0])
+        for place, row in enumerate(block @ of[: begin + len(block)].T, begin):
+            if place and row[nearest := int(row[:place].argmax())] >= near:
+                found[place] = nearest
     return found
 
 

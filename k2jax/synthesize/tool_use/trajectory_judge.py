@@ -48,8 +48,8 @@ def judged() -> Work:
         text = (
             f"A conversation at a service desk, turn by turn:\n{transcript(dialogue['messages'])}\n\nWhat "
             f"is looked for:\n{points}\n\nSay of every point by its number whether it is met, and in which turns "
-            "that is seen. If the user did not get what it wanted, say who is to blame: the agent; the user, if it left "
-            'or kept back what it knew; or a tool that failed. Answer with JSON: {"points": [{"point": number, '
+            "that is seen. If the user did not get what it wanted, say who is to blame: the agent; the user, if it "
+            'left or kept back what it knew; or a tool that failed. Answer with JSON: {"points": [{"point": number, '
             '"met": true or false, "turns": [numbers]}], "blame": "nobody", "agent", "user" or "tool"}.'
         )
         inputs = {"exact": exact, "rubric": rubric, "messages": dialogue["messages"]}
