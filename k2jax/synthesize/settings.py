@@ -41,6 +41,7 @@ class ToolUseConfig:
     failures: Share = 0.02  #: rate of each kind of failure of the tools
     steps: PositiveInt = 40  #: most calls and messages of an episode
     mistakes: Share = 0.2  #: share of episodes in which the program that plays the agent makes a mistake
+    encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
     near: Share = 0.92  #: cosine similarity from which two tools or agents are compared as duplicates
 
 

@@ -2,14 +2,21 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
 
+import numpy as np
 import pytest
+import tokenizers
+import torch
+import transformers
 
 from k2jax.agents.environment import OUTCOME
 from k2jax.agents.scaffolds.scripted import called, play, said
-from k2jax.synthesize.tool_use.near_duplicates import distinct_worlds, nearest_earlier
+from k2jax.errors import UserError
+from k2jax.synthesize.sentence_vectors import SentenceEncoder
+from k2jax.synthesize.tool_use.near_duplicates import distinct_worlds, duplicate_tools, form_of
 from k2jax.synthesize.tool_use.trajectory_judge import blamed, exact_report, transcript
 from k2jax.tasks.worlds.dataset import solve, world_task
 from k2jax.tasks.worlds.dialogue import USER, WorldEnvironment
@@ -20,17 +27,73 @@ from k2jax.tasks.worlds.grammar import SETTINGS, draw_task, generated_world
 
 def test_near_duplicates_are_found_and_others_are_kept():
     places = [(category, setting) for category, settings in SETTINGS.items() for setting in settings]
-    worlds = [generated_world(*place, number).spec.to_json() for place in places[:12] for number in range(2)]
-    texts = list({tool["description"] for world in worlds for tool in world["tools"]})
-    assert len(texts) > 60 and nearest_earlier(texts, 0.9) == [-1] * len(texts)
-    changed = [f"{text.upper().replace('.', ',')} Please." for text in texts]
-    found = nearest_earlier(texts + changed, 0.75)[len(texts) :]
-    assert sum(one == number for number, one in enumerate(found)) >= 0.95 * len(texts)
+    worlds = [generated_world(*place, number).spec.to_json() for place in places[:8] for number in range(2)]
+    tools = {json.dumps(tool): tool for world in worlds for tool in world["tools"]}.values()
+    tools = list({tool["name"]: tool for tool in tools}.values())
+    assert len(tools) > 50
+    alone = duplicate_tools(tools, 0.9)
+    copies = [reworded(tool) for tool in tools]
+    found = duplicate_tools(tools + copies, 0.7)[len(tools) :]
+    assert alone.count(-1) >= 0.9 * len(tools)
+    assert sum(one == number for number, one in enumerate(found)) >= 0.95 * len(tools)
     copies = [{"world": {**world, "name": f"copy{number}"}} for number, world in enumerate(worlds[:3])]
     records = [{"world": world} for world in worlds]
     kept, dropped = distinct_worlds(0.92)(records + copies)
     assert {record["world"]["name"] for _, record in dropped} >= {"copy0", "copy1", "copy2"}
     assert len(kept) >= 0.7 * len(records)
+
+
+def reworded(tool):
+    """The same tool with another way to write it, and with other names of its arguments."""
+    text = json.dumps(tool).replace('"arg": "', '"arg": "the_').replace('"given": "', '"given": "the_')
+    renamed = json.loads(text)
+    renamed["parameters"] = {f"the_{name}": field for name, field in renamed["parameters"].items()}
+    return renamed | {"description": f"{tool['description'].upper()} Please!"}
+
+
+def test_what_does_something_else_is_no_duplicate_however_it_is_worded():
+    spec = generated_world("culture", "museum", 1).spec
+    tools = [dict(tool) for tool in spec.tools]
+    for tool in tools:
+        tool["description"], tool["name"] = "Does it.", "do_it"
+    forms = [form_of(tool) for tool in tools]
+    for one, other in itertools.combinations(range(len(tools)), 2):
+        same = forms[one] == forms[other]
+        assert (duplicate_tools([tools[one], tools[other]], 0.0)[1] == 0) == same
+    by_name = {tool["name"]: form for tool, form in zip(spec.tools, forms, strict=True)}
+    verbs = [name for name in by_name if name.startswith(("freeze", "unfreeze"))]
+    assert len({by_name[name] for name in verbs}) == len(verbs)
+
+
+def test_sentence_vectors_are_those_of_transformers(tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48,
+        max_position_embeddings=16, hidden_act="gelu",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertModel(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    model.save_pretrained(tmp_path)
+    words = ["[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = ["a b c", "z", "", "q w e r t y u i o p a s d f g h j k l"]
+    found = SentenceEncoder(tmp_path).vectors(texts)
+    for text, vector in zip(texts, found, strict=True):
+        ids = [*tokenizer.encode(text).ids[:15], 2] if len(text) > 30 else tokenizer.encode(text).ids
+        with torch.no_grad():
+            mean = model(torch.tensor([ids])).last_hidden_state[0].double().mean(0)
+        np.testing.assert_allclose(vector, (mean / mean.norm()).numpy(), atol=2e-6)
+
+
+def test_what_is_no_encoder_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        SentenceEncoder(tmp_path)
 
 
 def drawn(number, rates=None, patience=None, wishes=1):

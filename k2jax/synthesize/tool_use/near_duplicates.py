@@ -1,4 +1,4 @@
-"""Near-duplicates of tools and agents: texts whose n-grams are much the same, and whose parameters agree."""
+"""Near-duplicates of tools and agents: texts that are close, and forms that are the same."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 
+from k2jax.synthesize.sentence_vectors import SentenceEncoder, encoder_folder
 from k2jax.synthesize.stages import Made, Record
 
 WIDTH = 512
@@ -20,7 +21,20 @@ _SHARE = 0.5
 _BLOCK = 2048
 
 
-def vectors(texts: Sequence[str]) -> np.ndarray:
+def text_vectors(texts: Sequence[str], encoder: str = "") -> np.ndarray:
+    """Unit vectors of texts, float32 ``[texts, dimensions]``.
+
+    Args:
+        texts: to compare.
+        encoder: see ``encoder_folder``; empty is ``hashed_vectors``, which sees words and not what they mean.
+
+    Raises:
+        UserError: the encoder cannot be used.
+    """
+    return SentenceEncoder(encoder_folder(encoder)).vectors(texts) if encoder else hashed_vectors(texts)
+
+
+def hashed_vectors(texts: Sequence[str]) -> np.ndarray:
     """Unit vectors of texts: hashed words and their pairs, weighted by how rare they are among the texts.
 
     Returns:
@@ -38,28 +52,58 @@ def vectors(texts: Sequence[str]) -> np.ndarray:
     return counts / np.maximum(norms, 1e-9)
 
 
-def nearest_earlier(texts: Sequence[str], near: float) -> list[int]:
-    """Of every text the nearest earlier one, by cosine similarity, where that is at least ``near``; -1 for none."""
-    found = [-1] * len(texts)
-    of = vectors(texts)
-    for begin in range(0, len(texts), _BLOCK):
-        block = of[begin : begin + _BLOCK]
-        for place, row in enumerate(block @ of[: begin + len(block)].T, begin):
-            if place and row[nearest := int(row[:place].argmax())] >= near:
-                found[place] = nearest
+def nearest_earlier(vectors: np.ndarray, near: float, forms: Sequence[str]) -> list[int]:
+    """Of every text the nearest earlier one of the same form where the cosine is at least ``near``; -1 for none.
+
+    Args:
+        vectors: of the texts, float32 ``[texts, dimensions]``.
+        near: least cosine similarity of duplicates.
+        forms: of the texts; those of different forms are no duplicates, whatever they say.
+    """
+    found = [-1] * len(vectors)
+    for places in _grouped(forms).values():
+        of = vectors[places]
+        for begin in range(0, len(places), _BLOCK):
+            block = of[begin : begin + _BLOCK]
+            for place, row in enumerate(block @ of[: begin + len(block)].T, begin):
+                if place and row[nearest := int(row[:place].argmax())] >= near:
+                    found[places[place]] = places[nearest]
     return found
 
 
-def distinct_worlds(near: float) -> Callable[[Sequence[Record]], Made]:
+def _grouped(forms: Sequence[str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for place, form in enumerate(forms):
+        places.setdefault(form, []).append(place)
+    return places
+
+
+def duplicate_tools(tools: Sequence[Mapping[str, Any]], near: float, encoder: str = "") -> list[int]:
+    """Of every tool an earlier one that does the same in other words; -1 for none.
+
+    Args:
+        tools: of ``WorldSpec``.
+        near: least cosine similarity of their texts.
+        encoder: see ``text_vectors``.
+
+    Raises:
+        UserError: the encoder cannot be used.
+    """
+    texts = [tool_text(tool) for tool in tools]
+    distinct = list(dict.fromkeys(texts))
+    rows = dict(zip(distinct, text_vectors(distinct, encoder), strict=True))
+    return nearest_earlier(np.array([rows[text] for text in texts]), near, [form_of(tool) for tool in tools])
+
+
+def distinct_worlds(near: float, encoder: str = "") -> Callable[[Sequence[Record]], Made]:
     """The stage that drops worlds whose tools are mostly those of an earlier one."""
 
     def work(records: Sequence[Record]) -> Made:
         tools = [(number, tool) for number, record in enumerate(records) for tool in record["world"]["tools"]]
-        earlier = nearest_earlier([_tool_text(tool) for _, tool in tools], near)
+        earlier = duplicate_tools([tool for _, tool in tools], near, encoder)
         doubled = [0] * len(records)
-        for (number, tool), other in zip(tools, earlier, strict=True):
-            if other >= 0 and tools[other][0] != number and _same_form(tool, tools[other][1]):
-                doubled[number] += 1
+        for (number, _), other in zip(tools, earlier, strict=True):
+            doubled[number] += other >= 0 and tools[other][0] != number
         made = Made([], [])
         for count, record in zip(doubled, records, strict=True):
             if count > _SHARE * len(record["world"]["tools"]):
@@ -71,33 +115,58 @@ def distinct_worlds(near: float) -> Callable[[Sequence[Record]], Made]:
     return work
 
 
-def distinct_agents(near: float) -> Callable[[Sequence[Record]], Made]:
-    """The stage that drops agents whose prompt and tools are those of an earlier one."""
+def distinct_agents(near: float, encoder: str = "") -> Callable[[Sequence[Record]], Made]:
+    """The stage that drops agents whose prompt and tools are those of an earlier one of the same world."""
 
     def work(records: Sequence[Record]) -> Made:
-        earlier = nearest_earlier([record["system"] for record in records], near)
+        vectors = text_vectors([record["system"] for record in records], encoder)
+        forms = [json.dumps([record["world"]["name"], record["tools"]]) for record in records]
         made = Made([], [])
-        for other, record in zip(earlier, records, strict=True):
-            same = other >= 0 and records[other]["tools"] == record["tools"]
-            if same and records[other]["world"]["name"] == record["world"]["name"]:
-                made.dropped.append(("near-duplicate agent", record))
-            else:
-                made.kept.append(record)
+        for other, record in zip(nearest_earlier(vectors, near, forms), records, strict=True):
+            made.kept.append(record) if other < 0 else made.dropped.append(("near-duplicate agent", record))
         return made
 
     return work
 
 
-def _tool_text(tool: Mapping[str, Any]) -> str:
+def tool_text(tool: Mapping[str, Any]) -> str:
+    """What a tool says of itself."""
     parameters = " ".join(f"{name} {field.get('description', '')}" for name, field in tool["parameters"].items())
-    return f"{tool['name'].replace('_', ' ')} {tool['description']} {parameters}"
+    return f"{tool['name'].replace('_', ' ')}: {tool['description']} {parameters}"
 
 
-def _same_form(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two tools have parameters of the same types and as many effects."""
-    return _form(one) == _form(other)
-
-
-def _form(tool: Mapping[str, Any]) -> str:
+def form_of(tool: Mapping[str, Any]) -> str:
+    """What a tool does, without its words: types of parameters, and semantics whose names are numbers in order."""
     kinds = sorted((field["type"], bool(field.get("optional"))) for field in tool["parameters"].values())
-    return json.dumps([kinds, len(tool["effects"])])
+    requires = [required["condition"] for required in tool["requires"]]
+    return json.dumps([kinds, _numbered([requires, tool["effects"], tool["returns"]], {})])
+
+
+_NAMED = {"arg": "argument", "given": "argument", "this": "field", "new": "collection"}
+_COLLECTIONS = ("field", "exists", "set", "create", "delete", "record", "find")
+
+
+def _numbered(value: Any, numbers: dict[str, int]) -> Any:
+    """A form of ``semantics`` with numbers in the place of names of collections, fields and arguments."""
+
+    def number(kind: str, name: Any) -> int:
+        return numbers.setdefault(f"{kind} {name}", len(numbers))
+
+    if isinstance(value, list):
+        return [_numbered(part, numbers) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    [(kind, of)] = value.items() if len(value) == 1 else [("", value)]
+    if kind in _NAMED:
+        return {kind: number(_NAMED[kind], of)}
+    if kind in _COLLECTIONS:
+        parts: list[Any] = [number("collection", of[0])]
+        for place, part in enumerate(of[1:], 1):
+            if kind in ("field", "set") and place == 2:
+                parts.append(number("field", part))
+            elif kind in ("create", "find") and isinstance(part, Mapping) and place == len(of) - 1:
+                parts.append([[number("field", name), _numbered(each, numbers)] for name, each in part.items()])
+            else:
+                parts.append(_numbered(part, numbers))
+        return {kind: parts}
+    return [[name, _numbered(part, numbers)] for name, part in value.items()]

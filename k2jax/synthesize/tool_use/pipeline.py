@@ -30,7 +30,7 @@ def tool_use_stages(config: SynthesisConfig) -> list[SynthesisStage]:
     """The stages in order."""
     sizes = config.tool_use
     worlds = math.ceil(sizes.tools / TOOLS_OF_A_WORLD)
-    near = {"near": sizes.near}
+    near = {"near": sizes.near, "encoder": sizes.encoder}
     agents = {"agents": math.ceil(sizes.agents / worlds), "seed": config.seed}
     tasks = {"tasks": math.ceil(sizes.tasks / sizes.agents), "wishes": sizes.wishes}
     episodes = {"failures": sizes.failures, "steps": sizes.steps, "is_user_asked": "user" in config.models}
