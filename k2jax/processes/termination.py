@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import os
 import signal
+import threading
 import time
 import traceback
 from typing import Any
@@ -30,6 +31,22 @@ def interrupt_terminates() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def end_on_sigterm() -> None:
+    """Ends all processes when one of them receives SIGTERM; of a run of one process the signal does so itself.
+
+    It is for those that have nothing to save: jax keeps the signal for ``stop_requested``.
+    """
+    group = current_group()
+    if group is None:
+        return
+
+    def end(number: int, frame: Any) -> None:  # on another thread: this one may be ending the process
+        values = {"line": "SIGTERM ends it", "code": 128 + number, "failed": group.index}
+        threading.Thread(target=group.stop, kwargs=values, name="SIGTERM", daemon=True).start()
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def run_and_exit(body: Callable[[], int]) -> int:

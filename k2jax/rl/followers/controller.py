@@ -59,6 +59,21 @@ class Controller(Commands):
         self._send("hold")
         return result
 
+    def joint(self, name: str, function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+        """See ``Commands``."""
+
+        def called(value: Any) -> Result:
+            outcome: Future[Result] = Future()
+
+            def run() -> Result:
+                self._send("joint", name=name, value=value)
+                return function(value)
+
+            self.issue(lambda: _run(run, outcome))
+            return outcome.result()
+
+        return called
+
     def share(self, value: Any) -> Any:
         """See ``Commands``."""
         self._send("share", value=value)
