@@ -36,7 +36,8 @@ class Commands:
         """Makes ``function`` one command of all processes, which each of them names at its start.
 
         Where the episodes run, any thread calls what is returned, with a value as of ``share``; every process then runs
-        its own function with this value, on the thread that issues programs.
+        its own function with this value, on the thread that issues programs. Processes go on where each of them raises
+        UserError; any other exception ends them.
 
         Args:
             name: of the command.

@@ -14,6 +14,7 @@ import threading
 from typing import Any, ClassVar
 import weakref
 
+from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.request import Request
 from k2jax.processes.command_tree import MessageTree
@@ -65,11 +66,15 @@ class Controller(Commands):
         def called(value: Any) -> Result:
             outcome: Future[Result] = Future()
 
-            def run() -> Result:
+            def run() -> None:
                 self._send("joint", name=name, value=value)
-                return function(value)
+                _run(lambda: function(value), outcome)
+                error = outcome.exception()
+                if error is not None and not isinstance(error, UserError):
+                    raise error  # here, where it ends the process, whatever becomes of the thread that has called
+                self._send("done", failed=error is not None)
 
-            self.issue(lambda: _run(run, outcome))
+            run() if threading.current_thread() is self._thread else self._asked.put(run)
             return outcome.result()
 
         return called

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 import weakref
 
+from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.request import Request, State
 from k2jax.processes.command_tree import MessageTree
@@ -99,7 +100,16 @@ class Follower(Commands):
     def _run_joint(self, name: str, value: Any) -> None:
         if name not in self._joint:
             self._differ("a known command", name)
-        self._joint[name](value)
+        problem = None
+        try:
+            self._joint[name](value)
+        except UserError as error:
+            problem = error
+        failed = self._replay_until("done")["failed"]
+        if problem is not None and not failed:
+            raise problem
+        if problem is None and failed:
+            self._differ(f"{name} well", f"{name} with an error")
 
     def _enqueue(self, engine: Engine, number: int, values: dict[str, Any], watched: bool) -> None:
         request = request_of(values, engine)

@@ -1,0 +1,103 @@
+"""An engine of several processes: its tokens, its weights, and what becomes of it when one of them is lost."""
+
+import contextlib
+import json
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from k2jax.client import Sampling
+from tests.rl.engines.played_run import PlayedRun, engine_of
+from tests.rl.engines.test_engine_runs import assert_trained_well, steps_of
+from tests.rl.engines.test_other_machines import WHOLE
+from tests.rl.followers.noisy import LOG
+from tests.rl.tiny import tiny
+from tests.train.together import end, free_port, python
+
+SPREAD = {"rl.rollout.expert": 2, "rl.rollout.slots": 4, "rl.rollout.max_length": 64}
+SEPARATE = WHOLE | {"rl.rollout.data": 2, "rl.engines.start": 0}
+"""A run whose engine has two devices."""
+PROMPTS = [tuple(range(3, 3 + length)) for length in (5, 9, 20, 1)]
+
+
+def wait(condition, processes, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline and all(each.poll() is None for each in processes), end(processes, 5)
+        time.sleep(0.02)
+
+
+def answers(run, version):
+    """What the engine of a run says with weights of a version, one prompt after another."""
+    run.run(run.pool.need(version))
+    for seed, prompt in enumerate(PROMPTS):
+        sampling = Sampling(max_tokens=12, temperature=0.8, seed=seed)
+        yield run.run(run.pool.generate(prompt, sampling))
+
+
+@pytest.mark.slow
+def test_two_processes_answer_as_one_with_as_many_devices_whichever_way_their_weights_come(tmp_path):
+    told = {}
+    for name, count, here in (("one", 1, False), ("two", 2, False), ("two here", 2, True)):
+        with contextlib.ExitStack() as opened:
+            run = PlayedRun(tmp_path / name.replace(" ", "-"), tiny(**SPREAD), opened)
+            processes = engine_of(run.workdir, count, 2 // count, here=here)
+            run.publish(0)
+            wait(run.has_engine, processes)
+            told[name] = list(answers(run, 0))
+            run.publish(1)
+            told[name] += list(answers(run, 1))
+            assert len(run.pool.engines) == 1
+        ended = end(processes, 60)
+        assert [code for code, _, _ in ended] == [0] * count, ended
+        assert "has ended" in ended[0][1], ended
+    for name in ("two", "two here"):
+        for answer, expected in zip(told[name], told["one"], strict=True):
+            assert answer.tokens.tolist() == expected.tokens.tolist()
+            assert answer.versions.tolist() == expected.versions.tolist()
+            np.testing.assert_allclose(answer.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    assert [set(each.versions) for each in told["one"]] == [{0}] * 4 + [{1}] * 4
+
+
+def trainers(workdir, count, **changes):
+    """The processes of a run that takes engines of other machines."""
+    config = SEPARATE | {"rl.engines.listen": f"127.0.0.1:{free_port()}"} | changes
+    arguments, port = ["-m", "tests.rl.followers.member", str(workdir), json.dumps(config)], free_port()
+    alone = {} if count > 1 else dict.fromkeys(("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), "")
+    return [python(arguments, index, count, port, **alone | {LOG: f"{workdir}.calls"}) for index in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_both_processes_take_every_version_of_a_run_from_all_of_its_processes(count, tmp_path):
+    run, engine = trainers(tmp_path / "run", count), engine_of(tmp_path / "run", 2, 1)
+    told = end([*run, *engine], 600)
+    assert [code for code, _, _ in told] == [0] * (count + 2), told
+    assert_trained_well(tmp_path / "run", 3, 1)
+    said = told[count][1]
+    assert "serving version 2 of the weights" in said and "has ended" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "how"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGTERM)])
+def test_of_a_lost_process_the_engine_ends_and_the_run_goes_on_with_the_next_one(victim, how, tmp_path):
+    run, steps = trainers(tmp_path / "run", 1, **{"train.steps": 6, "rl.keep_trajectories": 100}), 6
+    engine = engine_of(tmp_path / "run", 2, 1)
+    wait(lambda: steps_of(tmp_path / "run") >= 1, [*run, *engine], 300)
+    since = time.monotonic()
+    engine[victim].send_signal(how)
+    ended = end(engine, 30)
+    print(f"{time.monotonic() - since:.1f} s", ended[1 - victim])
+    code = 1 if how == signal.SIGKILL else 143
+    assert ended[1 - victim][0] == code and ended[victim][0] == (-9 if how == signal.SIGKILL else 143), ended
+    reason = "does not respond: the engine stops; restart it" if how == signal.SIGKILL else "stopped: SIGTERM ends it"
+    own = f"process {1 - victim}: " if victim == 0 else ""
+    assert re.search(rf"^error: {own}process {victim} \(\S+\) {reason}$", ended[1 - victim][2], re.M), ended
+    done = steps_of(tmp_path / "run")
+    assert done < steps and run[0].poll() is None
+    told = end([*run, *engine_of(tmp_path / "run", 2, 1)], 600)
+    assert [code for code, _, _ in told] == [0] * 3, told
+    assert_trained_well(tmp_path / "run", steps, 1)
