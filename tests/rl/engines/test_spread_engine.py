@@ -2,14 +2,22 @@
 
 import contextlib
 import json
+from pathlib import Path
 import re
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from k2jax import processes
 from k2jax.client import Sampling
+from k2jax.errors import UserError
+from k2jax.rl.engines.run_record import RunRecord
+from k2jax.rl.followers.commands import ALONE
+from k2jax.serve import engine_part
+from k2jax.serve.engine_part import EnginePart
 from tests.rl.engines.played_run import PlayedRun, engine_of
 from tests.rl.engines.test_engine_runs import assert_trained_well, steps_of
 from tests.rl.engines.test_other_machines import WHOLE
@@ -36,6 +44,59 @@ def answers(run, version):
     for seed, prompt in enumerate(PROMPTS):
         sampling = Sampling(max_tokens=12, temperature=0.8, seed=seed)
         yield run.run(run.pool.generate(prompt, sampling))
+
+
+def part_of(monkeypatch, states, problem=None):
+    """This process's part of an engine, whose processes say that they are in these states one after another."""
+    left, weights = [np.array(each) for each in states], SimpleNamespace(complete=True)
+    part = EnginePart(Path("run"), ALONE)
+
+    def leaves():
+        weights.complete = False
+        if problem == "on the way":
+            raise UserError("it is damaged")
+        weights.complete = True
+        return iter(())
+
+    def load():
+        if problem == "before":
+            raise UserError("it is gone")
+        return 7, leaves
+
+    part._own = SimpleNamespace(weights=weights, version=6, update_params=lambda leaves, version: leaves())
+    part.source, said = SimpleNamespace(load=load), []
+    monkeypatch.setattr(engine_part, "_of_all", lambda state: said.append(state) or left.pop(0))
+    monkeypatch.setattr(engine_part, "digest_of_weights", lambda engine: "sums")
+    return part, said
+
+
+@pytest.mark.parametrize(
+    ("problem", "states", "own", "words", "complete"),
+    [
+        (None, [0, 0], 0, None, True),
+        (None, [0, 1], 0, "another process of the engine could not read its part", False),
+        (None, [0, 2], 0, "another process of the engine could not read its part", False),
+        ("before", [1, 1], 1, "it is gone", True),
+        ("before", [1, 0], 1, "it is gone", False),
+        ("on the way", [2, 1], 2, "it is damaged", False),
+    ],
+)
+def test_an_engine_has_whole_weights_where_all_of_its_processes_have_those_of_one_version(
+    problem, states, own, words, complete, monkeypatch
+):
+    part, said = part_of(monkeypatch, [states], problem)
+    if words is None:
+        assert part.take(None) == (7, "sums")
+    else:
+        with pytest.raises(UserError, match=words):
+            part.take(None)
+    assert said == [own] and part._own.weights.complete == complete
+
+
+def test_processes_whose_devices_are_not_those_of_the_engine_are_refused(monkeypatch):
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    with pytest.raises(UserError, match=r"2 processes have 1 devices together, and the run has .*data 1 x expert 4"):
+        engine_part._make_engine(tiny(**SPREAD | {"rl.rollout.expert": 4}), RunRecord("here", dtype="float32"))
 
 
 @pytest.mark.slow
