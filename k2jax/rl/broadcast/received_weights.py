@@ -165,8 +165,6 @@ class ReceivedWeights:
             with ThreadPoolExecutor(1, "weights assembled") as ahead:
                 try:
                     yield from self._placed(arrays, ahead)
-                    for stream in streams.values():
-                        stream.finish()
                 finally:
                     for stream in streams.values():
                         stream.close()

@@ -144,18 +144,13 @@ class StreamReceiver:
         self._consumer = Relay(self.buffers)
         self._successor: Relay | None = None
         self._attaching = threading.Condition()
-        self._begun = self._forwarded = self._stopped = False
+        self._begun = self._stopped = False
         self._at, self._peer = StreamPlace(), None
         self._thread = threading.Thread(target=self._run, name="weights received", daemon=True)
 
     def start(self) -> None:
         """Begins to receive."""
         self._thread.start()
-
-    def finish(self) -> None:
-        """Waits until a successor has everything, too, or is gone; the consumer has everything."""
-        with self._attaching:
-            self._attaching.wait_for(lambda: self._successor is None or self._forwarded)
 
     def close(self) -> None:
         """Receives no more; a successor is left to find another."""
@@ -199,9 +194,6 @@ class StreamReceiver:
             self._say(f"an engine that took its weights from this one is dropped: {error}")
         finally:
             relay.close()
-            with self._attaching:
-                self._forwarded = True
-                self._attaching.notify_all()
         return True
 
     def _forward(self, relay: Relay, peer: Peer) -> None:
