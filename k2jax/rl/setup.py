@@ -10,7 +10,6 @@ from k2jax import processes
 from k2jax.agents.scaffolds.check_place import check_place
 from k2jax.agents.scaffolds.prompt_lengths import PromptLengths
 from k2jax.agents.scorer import Scorer
-from k2jax.config.build import to_json
 from k2jax.config.checks import check_unread
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
@@ -62,7 +61,7 @@ def open_rl(
     """
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
-        commands = opened.enter_context(open_commands("the configuration", to_json(config)))
+        commands = opened.enter_context(open_commands("the configuration", config))
         tokenizer, chat = open_chat(config, path)
         media = open_images(config.model, config.data.images, tokenizer)
         mixture, left_out = PromptLengths(config, chat, media).open_mixture()

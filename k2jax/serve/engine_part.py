@@ -15,7 +15,6 @@ import numpy as np
 
 from k2jax import processes
 from k2jax.checkpoint import run_config
-from k2jax.config.build import to_json
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import Engine
@@ -61,7 +60,7 @@ class EnginePart:
 
     def _open(self, values: dict[str, Any]) -> None:
         record, config = RunRecord(**values), run_config(self._workdir)
-        self._commands.check("the configuration", lambda: digest_of(to_json(config)))
+        self._commands.check("the configuration", lambda: digest_of(config))
         self._own = _make_engine(config, record)
         self.engine = self._commands.engine(self._own)
         self.source = self._source_of(record)

@@ -100,12 +100,13 @@ def test_processes_whose_devices_are_not_those_of_the_engine_are_refused(monkeyp
 
 
 @pytest.mark.slow
-def test_two_processes_answer_as_one_with_as_many_devices_whichever_way_their_weights_come(tmp_path):
-    told = {}
+@pytest.mark.parametrize("data", [1, 2])
+def test_two_processes_answer_as_one_with_as_many_devices_whichever_way_their_weights_come(data, tmp_path):
+    told, config = {}, tiny(**SPREAD | {"rl.rollout.data": data})
     for name, count, here in (("one", 1, False), ("two", 2, False), ("two here", 2, True)):
         with contextlib.ExitStack() as opened:
-            run = PlayedRun(tmp_path / name.replace(" ", "-"), tiny(**SPREAD), opened)
-            processes = engine_of(run.workdir, count, 2 // count, here=here)
+            run = PlayedRun(tmp_path / name.replace(" ", "-"), config, opened)
+            processes = engine_of(run.workdir, count, 2 * data // count, here=here)
             run.publish(0)
             wait(run.has_engine, processes)
             told[name] = list(answers(run, 0))
@@ -143,22 +144,27 @@ def test_both_processes_take_every_version_of_a_run_from_all_of_its_processes(co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "how"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (1, signal.SIGTERM)],
+    ids=["the other is killed", "the first is killed", "one stands still", "one is told to end"],
+)
 def test_of_a_lost_process_the_engine_ends_and_the_run_goes_on_with_the_next_one(victim, how, tmp_path):
     run, steps = trainers(tmp_path / "run", 1, **{"train.steps": 6, "rl.keep_trajectories": 100}), 6
     engine = engine_of(tmp_path / "run", 2, 1)
     wait(lambda: steps_of(tmp_path / "run") >= 1, [*run, *engine], 300)
-    since = time.monotonic()
+    since, other = time.monotonic(), 1 - victim
     engine[victim].send_signal(how)
-    ended = end(engine, 30)
-    print(f"{time.monotonic() - since:.1f} s", ended[1 - victim])
-    code = 1 if how == signal.SIGKILL else 143
-    assert ended[1 - victim][0] == code and ended[victim][0] == (-9 if how == signal.SIGKILL else 143), ended
-    reason = "does not respond: the engine stops; restart it" if how == signal.SIGKILL else "stopped: SIGTERM ends it"
-    own = f"process {1 - victim}: " if victim == 0 else ""
-    assert re.search(rf"^error: {own}process {victim} \(\S+\) {reason}$", ended[1 - victim][2], re.M), ended
-    done = steps_of(tmp_path / "run")
-    assert done < steps and run[0].poll() is None
+    engine[other].wait(30)
+    print(f"{how.name}: {time.monotonic() - since:.1f} s")
+    if how == signal.SIGSTOP:
+        engine[victim].kill()
+    ended, asked = end(engine, 30), how == signal.SIGTERM
+    assert (ended[victim][0], ended[other][0]) == ((143, 143) if asked else (-9, 1)), ended
+    reason = "stopped: SIGTERM ends it" if asked else "does not respond: the engine stops; restart it"
+    own = f"process {other}: " if other else ""
+    assert re.search(rf"^error: {own}process {victim} \(\S+\) {reason}$", ended[other][2], re.M), ended
+    assert steps_of(tmp_path / "run") < steps and run[0].poll() is None
     told = end([*run, *engine_of(tmp_path / "run", 2, 1)], 600)
     assert [code for code, _, _ in told] == [0] * 3, told
     assert_trained_well(tmp_path / "run", steps, 1)
