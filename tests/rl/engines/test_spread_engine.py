@@ -169,3 +169,16 @@ def test_of_a_lost_process_the_engine_ends_and_the_run_goes_on_with_the_next_one
     told = end([*run, *engine_of(tmp_path / "run", 2, 1)], 600)
     assert [code for code, _, _ in told] == [0] * 3, told
     assert_trained_well(tmp_path / "run", steps, 1)
+
+
+@pytest.mark.slow
+def test_an_engine_of_two_processes_outlives_a_run_that_is_killed(tmp_path):
+    changes = {"train.steps": 6, "rl.keep_trajectories": 100, "rl.engines.listen": f"127.0.0.1:{free_port()}"}
+    run, engine = trainers(tmp_path / "run", 1, **changes), engine_of(tmp_path / "run", 2, 1)
+    wait(lambda: steps_of(tmp_path / "run") >= 1, [*run, *engine], 300)
+    run[0].kill()
+    run[0].communicate()
+    assert steps_of(tmp_path / "run") < 6
+    told = end([*trainers(tmp_path / "run", 1, **changes), *engine], 600)
+    assert [code for code, _, _ in told] == [0] * 3 and "lost the run" in told[1][1], told
+    assert_trained_well(tmp_path / "run", 6, 1)
