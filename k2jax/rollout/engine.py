@@ -38,7 +38,7 @@ def main(values: flags.FlagValues) -> int:
         except processes.ProcessLostError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        processes.end_on_sigterm()
+        processes.end_on_signals()
     from k2jax.serve.run_engine import main as serve
 
     return serve(Path(values.follow), values.ends_with_input)
