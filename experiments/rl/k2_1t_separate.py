@@ -4,8 +4,12 @@ Reproduces: the recipe of k2_1t.py on the other architecture, without a switch b
 trainer on one slice as there, each engine on 64 chips with the experts over all of them, episodes in a pool of workers.
 Tokens are at most one version behind the weights that they train; IcePop leaves out those on which trainer and engine
 differ by far. A checkpoint every 10 iterations: at the default of 200 a lost host would cost hours (--mode=restart).
-Expected: nothing was trained with it, and it cannot be launched yet: an engine of 64 chips has 16 hosts, and the
-command of a separate engine is one process. What the trainer and an engine take, and what a lost host costs:
+An engine is a process on each of the 16 hosts of its slice, and starts again by itself when one of them is lost:
+
+    python -m k2jax.launch --backend=jobset --config=experiments/rl/k2_1t_separate.py --tpu=v5p:8x8x16 \
+        --engines=v5p:4x4x4 --engine_slices=4 --workers=32 --machine=n2-standard-32 --workdir=gs://bucket/run ...
+
+Expected: nothing was trained with it. What the trainer and an engine take, and what a lost host costs:
 
     python -m k2jax.aot --config=experiments/rl/k2_1t_separate.py --topology=v5p:8x8x16
     python -m k2jax.aot --config=experiments/rl/k2_1t_separate.py --topology=v5p:4x4x4 --mode=decode \

@@ -5,7 +5,7 @@ Example:
         --tpu=v5p-2048 --project=my-project --zone=us-east5-a \
         --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
     python -m k2jax.launch --backend=jobset --cluster=my-cluster --tpu=v5p:8x8x16 --slices=2 ...
-    python -m k2jax.launch --backend=jobset --tpu=v5p:8x8x16 --engines=v5p-8 --engine_slices=4 --workers=32 \
+    python -m k2jax.launch --backend=jobset --tpu=v5p:8x8x16 --engines=v5p-128 --engine_slices=4 --workers=32 \
         --machine=n2-standard-32 ...
     python -m k2jax.launch --module=k2jax.rollout --arguments='--checkpoint=/gcs/bucket/sft --tasks=1000' ...
 
@@ -13,8 +13,9 @@ The command runs exactly the shell script that it prints. Each host runs k2jax.t
 that stage, with the --config flags of this command line. The trainer resumes from its workdir, so a preempted run
 continues by itself. See docs/launch.md.
 
---engines starts separate engines of reinforcement learning on slices of their own, --workers machines that run its
-episodes. --module launches another command with its --arguments: collecting, evaluating, writing data.
+--engines starts separate engines of reinforcement learning on slices of their own, of one host or more, and --workers
+machines that run its episodes. --module launches another command with its --arguments: collecting, evaluating, writing
+data.
 
 Exit codes: 0 if the run was started (vm: has finished), 2 for a mistake in the flags, otherwise the exit code of the
 backend's command (vm: of the trainer).
@@ -32,10 +33,11 @@ import sys
 from absl import flags
 
 from k2jax import cli
+from k2jax.chips import CHIPS
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.pods.jobset import jobset_script
-from k2jax.pods.launch_spec import CAPACITIES, ENGINE, LaunchSpec, job_name, parse_environment
+from k2jax.pods.launch_spec import CAPACITIES, LaunchSpec, job_name, parse_environment
 from k2jax.pods.modules import MODULES, TRAINERS, TRAINING, check_hosts, check_module, parse_arguments, takes
 from k2jax.pods.slices import parse_slice
 from k2jax.pods.vm import vm_script
@@ -80,7 +82,9 @@ def main(values: flags.FlagValues) -> int:
     spec = spec_of_flags(values, sys.argv[1:])
     script = SCRIPTS[values.backend](spec)
     if spec.module in TRAINING:
-        check_mesh(cli.config_of(values), spec)
+        config = cli.config_of(values)
+        check_engines(config, spec)
+        check_mesh(config, spec)
     print(script, end="", flush=True)
     if values.dry_run:
         return 0
@@ -114,8 +118,6 @@ def spec_of_flags(values: flags.FlagValues, argv: Sequence[str]) -> LaunchSpec:
         **{name: values[name].value for name in plain.split()},
     )
     check_hosts(module, spec.slices * (spec.tpu.nodes if spec.tpu else 1), "--tpu")
-    if spec.engines:
-        check_hosts(" ".join(ENGINE), spec.engines.nodes, "--engines")
     return spec
 
 
@@ -157,6 +159,24 @@ def _arguments(values: flags.FlagValues, module: str, config: tuple[str, ...]) -
     return (*config, *words)
 
 
+def check_engines(config: Config, spec: LaunchSpec) -> None:
+    """Checks that an engine fits its slice, of which it uses every host.
+
+    Raises:
+        UserError: it does not.
+    """
+    if spec.engines is None:
+        return
+    rollout, devices = config.rl.rollout, spec.engines.chips * CHIPS[spec.engines.generation.name].devices
+    used = rollout.data * rollout.expert
+    if used > devices or (spec.engines.nodes > 1 and used < devices):
+        raise UserError(
+            f"--engines={spec.engines} has {devices} devices, and an engine of "
+            f"config.rl.rollout.data {rollout.data} x expert {rollout.expert} has {used}; choose another slice or "
+            f"factors of {devices}"
+        )
+
+
 def check_mesh(config: Config, spec: LaunchSpec) -> None:
     """Checks what every host would check at its start.
 
@@ -165,7 +185,6 @@ def check_mesh(config: Config, spec: LaunchSpec) -> None:
     """
     from jax.sharding import AbstractMesh  # imported late, so that other mistakes are reported without its delay
 
-    from k2jax.chips import CHIPS
     from k2jax.parallel.layout import make_layout
     from k2jax.parallel.mesh import axis_sizes, rows_per_micro_batch
     from k2jax.parallel.torus import sizes_of_slice

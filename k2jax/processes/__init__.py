@@ -17,7 +17,7 @@ from k2jax.processes.membership import (
     stop_requested,
 )
 from k2jax.processes.rendezvous import ProcessLostError
-from k2jax.processes.termination import interrupt_terminates, run_and_exit
+from k2jax.processes.termination import end_on_signals, interrupt_terminates, run_and_exit
 
 __all__ = [
     "HEARTBEAT_SECONDS",
@@ -26,6 +26,7 @@ __all__ = [
     "barrier",
     "broadcast_from_first",
     "count",
+    "end_on_signals",
     "index",
     "interrupt_terminates",
     "is_first",

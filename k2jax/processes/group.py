@@ -42,6 +42,7 @@ class Group:
         index: index of this process.
         count: number of processes.
         address: HOST:PORT of the service.
+        name: what the processes are together, for messages.
 
     Attributes:
         position: returns the current step and the newest checkpoint's step, or None where they are unknown; the message
@@ -49,8 +50,8 @@ class Group:
         news_seconds: longest time in which the news of a lost process comes to this one [s].
     """
 
-    def __init__(self, client: Any, index: int, count: int, address: str):
-        self.index, self.count = index, count
+    def __init__(self, client: Any, index: int, count: int, address: str, name: str = "the run"):
+        self.index, self.count, self._name = index, count, name
         self.position: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
         self.news_seconds = NEWS_SECONDS
         self._client, self._host, self._hosts = client, socket.gethostname(), {}
@@ -79,8 +80,8 @@ class Group:
             self._hosts |= self._read_entries(_HOSTS)
             missing = [index for index in range(self.count) if index not in arrived]
             raise ProcessLostError(
-                f"{self._names(missing) or 'a process'} did not reach {name!r} within {seconds:g} s: the run stops; "
-                "see why in the log of that process, and restart the run"
+                f"{self._names(missing) or 'a process'} did not reach {name!r} within {seconds:g} s: {self._name} "
+                f"stops; see why in the log of that process, and restart {self._name}"
             ) from error
 
     def broadcast_from_first(self, name: str, text: str) -> str:
@@ -145,6 +146,14 @@ class Group:
                     verdict = json.loads(self._client.blocking_key_value_get(_VERDICT, 1000))
         self._print_error(verdict["line"], verdict["failed"])
         self._exit(verdict["code"], verdict["lost"])
+
+    def ending(self) -> str:
+        """The end of a message behind which all processes end: what stops, and how it goes on."""
+        step, saved = self.position()
+        remedy = "restart it"
+        if step is not None:
+            remedy += "; it begins from scratch" if saved is None else f"; it resumes from step {saved}"
+        return f"{self._name} stops; {remedy}"
 
     def leave(self, code: int) -> NoReturn:
         """Ends this process after a successful run, once every process has finished."""
@@ -228,13 +237,10 @@ class Group:
 
     def stop_without(self, lost: list[int]) -> NoReturn:
         """Ends all processes, because some are lost; the line names them and says from where the run goes on."""
-        step, saved = self.position()
+        step, _ = self.position()
         since = "" if step is None else f" since step {step}"
-        remedy = "restart it"
-        if step is not None:
-            remedy += "; it begins from scratch" if saved is None else f"; it resumes from step {saved}"
         verb = "does" if len(lost) == 1 else "do"
-        line = f"{self._names(lost)} {verb} not respond{since}: the run stops; {remedy}"
+        line = f"{self._names(lost)} {verb} not respond{since}: {self.ending()}"
         self.stop(line, 1, lost=tuple(lost))
 
 

@@ -29,7 +29,7 @@ class _Coordinates(NamedTuple):
     index: int
 
 
-def start(seconds: float = START_SECONDS) -> None:
+def start(seconds: float = START_SECONDS, name: str = "the run") -> None:
     """Connects this process with the others of its run, if there are any; call it before jax is used.
 
     JAX_COORDINATOR_ADDRESS (HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the run on any
@@ -37,6 +37,7 @@ def start(seconds: float = START_SECONDS) -> None:
 
     Args:
         seconds: how long to wait for the other processes [s].
+        name: what the processes are together, for messages.
 
     Raises:
         UserError: only some of the variables are set, or a value is invalid.
@@ -60,7 +61,7 @@ def start(seconds: float = START_SECONDS) -> None:
     )
     state = distributed.global_state
     if state.num_processes > 1:
-        join(Group(state.client, state.process_id, state.num_processes, state.coordinator_address))
+        join(Group(state.client, state.process_id, state.num_processes, state.coordinator_address, name))
 
 
 def _read_environment() -> _Coordinates | None:

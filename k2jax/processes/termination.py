@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import os
 import signal
+import threading
 import time
 import traceback
 from typing import Any
@@ -30,6 +31,23 @@ def interrupt_terminates() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def end_on_signals() -> None:
+    """Ends all processes when one of them receives SIGTERM or Ctrl-C; of one process alone the signal does so itself.
+
+    It is for those that have nothing to save: jax keeps SIGTERM for ``stop_requested``.
+    """
+    group = current_group()
+    if group is None:
+        return
+
+    def end(number: int, frame: Any) -> None:  # on another thread: this one may be ending the process
+        values = {"line": f"{signal.Signals(number).name} ends it", "code": 128 + number, "failed": group.index}
+        threading.Thread(target=group.stop, kwargs=values, name="signal", daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def run_and_exit(body: Callable[[], int]) -> int:

@@ -61,7 +61,7 @@ def open_rl(
     """
     check_config(config)
     with lock_workdir(workdir, config) as path, contextlib.ExitStack() as opened:
-        commands = opened.enter_context(open_commands(config))
+        commands = opened.enter_context(open_commands("the configuration", config))
         tokenizer, chat = open_chat(config, path)
         media = open_images(config.model, config.data.images, tokenizer)
         mixture, left_out = PromptLengths(config, chat, media).open_mixture()

@@ -6,13 +6,18 @@ Example:
 The engine takes each version of the weights that the run publishes and answers the run's episodes with them, on devices
 of its own. It waits until there are weights, may be started and stopped at any time of a run, waits for a run that was
 killed to go on, and ends when the run does.
+
+Where a model needs the devices of several hosts, start the same command on each of them with JAX_COORDINATOR_ADDRESS
+(HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID, as for the training; on Cloud TPU and GKE they find each
+other. Together they are one engine: when one of them is lost, all end with one line that names it.
 """
 
 from pathlib import Path
+import sys
 
 from absl import flags
 
-from k2jax import cli, runtime
+from k2jax import cli, processes, runtime
 
 
 def define(values: flags.FlagValues) -> None:
@@ -23,10 +28,17 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("ends_with_input", False, text, **to)
 
 
-def main(values: flags.FlagValues) -> None:
-    """Runs the command."""
+def main(values: flags.FlagValues) -> int:
+    """Runs the command; returns its exit code."""
     cli.require(values, "follow")
     runtime.prepare()
+    if not values.ends_with_input:  # else the variables are those of the run, whose process has started this one
+        try:
+            processes.start(name="the engine")
+        except processes.ProcessLostError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        processes.end_on_signals()
     from k2jax.serve.run_engine import main as serve
 
-    serve(Path(values.follow), values.ends_with_input)
+    return serve(Path(values.follow), values.ends_with_input)

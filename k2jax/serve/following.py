@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from k2jax.errors import UserError
 from k2jax.inference.weights import Name
 from k2jax.inference.worker import Worker
-from k2jax.rl.sync.stored_weights import current_of, load_current
+from k2jax.rl.sync.stored_weights import Target, current_of, load_current, load_together
 
 INTERVAL = 0.5
 """Time between two looks at the store, and between two tries to read a damaged version [s]."""
@@ -47,13 +47,15 @@ class StoredWeights:
 
     Args:
         folder: of the store.
+        target: of the weights of an engine of several processes, each of which has such a source and loads when the
+            others do; None where the engine is one process.
 
     Attributes:
         loaded: as of ``WeightSource``.
     """
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, target: Target | None = None):
+        self._folder, self._target = folder, target
         self.loaded: Hashable | None = None
 
     def current(self) -> Hashable | None:
@@ -63,10 +65,14 @@ class StoredWeights:
 
     def load(self) -> tuple[int, Iterator[tuple[Name, Any]]]:
         """See ``WeightSource``."""
-        current = self.current()  # before the weights: a version that replaces it meanwhile is taken next
-        loaded = load_current(self._folder)
-        self.loaded = current
-        return loaded
+        current = current_of(self._folder)  # before the weights: a version that replaces it meanwhile is taken next
+        if self._target is None:
+            version, leaves = load_current(self._folder)
+        else:
+            version, leaves = load_together(self._folder, self._target)
+        is_current = current is not None and current["version"] == version  # of several processes one may be late
+        self.loaded = current["folder"] if is_current else None
+        return version, leaves
 
     def close(self) -> None:
         """See ``WeightSource``; nobody waits for what lies in memory."""
@@ -82,7 +88,7 @@ class WeightFollower:
         worker: of the engine, whose weights are those that the source has loaded last.
         source: of the weights.
         say: is told of every version that is taken, and of every failure.
-        on_taken: called with the number of every version, before the engine steps with it.
+        take: has the engine take the source's current version, and returns its number; by default it loads it.
         interval: time between two looks at the source; 0 is ``INTERVAL`` [s].
     """
 
@@ -91,11 +97,11 @@ class WeightFollower:
         worker: Worker,
         source: WeightSource,
         say: Callable[[str], None],
-        on_taken: Callable[[int], None] = lambda version: None,
+        take: Callable[[], int] | None = None,
         interval: float = 0.0,
     ):
         self._worker, self._source, self._say = worker, source, say
-        self._on_taken, self._interval = on_taken, interval
+        self._take, self._interval = take or self._load, interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
         self._thread.start()
@@ -123,28 +129,29 @@ class WeightFollower:
             except RuntimeError:  # the worker has ended, and with it the server
                 return
             try:
-                taken = self._take(taken)
+                taken = self._taken_instead_of(taken)
             finally:
                 self._worker.release()
 
-    def _take(self, taken: Hashable | None) -> Hashable | None:
+    def _load(self) -> int:
+        version, leaves = self._source.load()
+        self._worker.engine.update_params(leaves, version)
+        return version
+
+    def _taken_instead_of(self, taken: Hashable | None) -> Hashable | None:
         """Takes the current version and returns what the source says of the one that the engine has then.
 
         Tries again where it cannot be read whole, since half of it may be there.
         """
-        begun = False
         while not self._stopped.is_set():
             try:
-                version, leaves = self._source.load()
-                begun = True
-                self._worker.engine.update_params(leaves, version)
+                version = self._take()
             except UserError as error:
                 self._say(str(error))
-                if not begun:  # the run has ended at this moment: the weights are those of before
+                if self._worker.engine.weights.complete:  # the run has ended at this moment
                     return taken
                 self._stopped.wait(INTERVAL)
                 continue
-            self._on_taken(version)
             self._say(f"serving version {version} of the weights")
             return self._source.loaded
         return taken

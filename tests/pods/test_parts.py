@@ -211,8 +211,9 @@ COLLECT = ["--module=k2jax.rollout", golden.RL, "--tpu=v5p-8"]
         ([*APART, "--config.rl.engines.listen=a:1", *ENGINES], "leave config.rl.engines.listen empty"),
         (
             [*APART, "--engines=v5p-128", "--engine_slices=4"],
-            "k2jax.rollout engine is one process, and --engines has 16",
+            "--engines=v5p:4x4x4 has 64 devices, and an engine of config.rl.rollout.data 1 x expert 1 has 1",
         ),
+        ([*APART, "--config.rl.rollout.data=8", *ENGINES], "--engines=v5p:2x2x1 has 4 devices, and an engine of"),
     ],
 )
 def test_mistakes_are_named_before_anything_starts(monkeypatch, capsys, words, message):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import json
 import threading
+import time
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from k2jax.rl.broadcast.weight_server import WeightServer
 _LEAST_BUFFERS = 2
 _MOST_VERSIONS = 3  # that a source has: one that is written, the current one, the one before
 _NONE = np.iinfo(np.int32).min  # in place of a version
+_TRIES, _RETRY_SECONDS = 200, 0.05  # of processes that have no version in common, since some look later than others
 
 
 class ReceivedWeights:
@@ -120,22 +122,24 @@ class ReceivedWeights:
             UserError: there is none, in every process.
             OSError: a source does not answer this process; the others are told.
         """
-        if self._is_alone():
-            common = self._common()
-            numbers = list(common)
-        else:
+        alone = self._is_alone()
+        for _ in range(1 if alone else _TRIES):
             try:
                 common, error = self._common(), None
             except OSError as refused:
                 common, error = {}, refused
-            mine = [*common, _NONE, _NONE][:_MOST_VERSIONS]
-            everyone = multihost_utils.process_allgather(np.array(mine, np.int32))
+            everyone = np.array([[*common, *[_NONE] * _MOST_VERSIONS][:_MOST_VERSIONS]], np.int32)
+            if not alone:
+                everyone = multihost_utils.process_allgather(everyone[0])
             if error is not None:
                 raise error
             numbers = [int(each) for each in everyone[0] if each != _NONE and (everyone == each).any(1).all()]
-        if not numbers:
-            raise UserError(f"no whole weights at {self._places()}; the trainer publishes there when it starts")
-        return numbers[0], common[numbers[0]]
+            if numbers:
+                return numbers[0], common[numbers[0]]
+            if (everyone == _NONE).all(1).any():
+                break
+            time.sleep(_RETRY_SECONDS)
+        raise UserError(f"no whole weights at {self._places()}; the trainer publishes there when it starts")
 
     def _is_alone(self) -> bool:
         """Whether the engine's devices are all of this process."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from k2jax.agents.collect.wire import VERSION
 from k2jax.errors import UserError
@@ -37,6 +37,11 @@ class RunRecord(NamedTuple):
     dtype: str = ""
     weights: tuple[str, ...] = ()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the run is on this machine."""
+        return self.machine == this_machine()
+
     @classmethod
     def read(cls, workdir: Path) -> Self | None:
         """The record of the run in a workdir; None where there is none.
@@ -51,6 +56,10 @@ class RunRecord(NamedTuple):
         if values.pop("wire") != VERSION:
             raise UserError(f"the run of {workdir} is one of another k2jax; start engine and run with the same")
         return cls(**values)._replace(weights=tuple(values["weights"]))
+
+    def for_all_processes(self) -> dict[str, Any]:
+        """What all processes of an engine are told of it; who joins with its key is the first one alone."""
+        return self._replace(socket="", listen="")._asdict()
 
     def write(self, workdir: Path) -> None:
         """Replaces the record of a workdir at once."""

@@ -32,6 +32,19 @@ class Commands:
         """Runs ``function``, which may step the engines; its result, or None where another process runs it."""
         return function()
 
+    def joint(self, name: str, function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+        """Makes ``function`` one command of all processes, which each of them names at its start.
+
+        Where the episodes run, any thread calls what is returned, with a value as of ``share``; every process then runs
+        its own function with this value, on the thread that issues programs. Processes go on where each of them raises
+        UserError; any other exception ends them.
+
+        Args:
+            name: of the command.
+            function: what this process does.
+        """
+        return function
+
     def share(self, value: Any) -> Any:
         """The controller's value, in every process; see ``k2jax.processes.values`` for what may be shared."""
         return value

@@ -14,6 +14,7 @@ import threading
 from typing import Any, ClassVar
 import weakref
 
+from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.request import Request
 from k2jax.processes.command_tree import MessageTree
@@ -58,6 +59,25 @@ class Controller(Commands):
         result = outcome.result()
         self._send("hold")
         return result
+
+    def joint(self, name: str, function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+        """See ``Commands``."""
+
+        def called(value: Any) -> Result:
+            outcome: Future[Result] = Future()
+
+            def run() -> None:
+                self._send("joint", name=name, value=value)
+                _run(lambda: function(value), outcome)
+                error = outcome.exception()
+                if error is not None and not isinstance(error, UserError):
+                    raise error  # here, where it ends the process, whatever becomes of the thread that has called
+                self._send("done", failed=error is not None)
+
+            run() if threading.current_thread() is self._thread else self._asked.put(run)
+            return outcome.result()
+
+        return called
 
     def share(self, value: Any) -> Any:
         """See ``Commands``."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 import weakref
 
+from k2jax.errors import UserError
 from k2jax.inference.engine import Engine
 from k2jax.inference.request import Request, State
 from k2jax.processes.command_tree import MessageTree
@@ -34,6 +35,7 @@ class Follower(Commands):
     def __init__(self, tree: MessageTree, fail: Callable[[str], NoReturn]):
         self._tree, self._fail = tree, fail
         self._engines: list[Engine] = []
+        self._joint: dict[str, Callable[[Any], Any]] = {}
         self._requests: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()
         self._calls: deque[list[Any]] = deque()
         self._next: dict[str, Any] | None = None  # a message that was read and not used
@@ -49,6 +51,11 @@ class Follower(Commands):
     def issue_while(self, function: Callable[[], Result]) -> None:
         """See ``Commands``; calls are replayed until the controller's ``function`` has ended."""
         self._replay_until("hold")
+
+    def joint(self, name: str, function: Callable[[Any], Result]) -> Callable[[Any], Result]:
+        """See ``Commands``; what is returned is not called."""
+        self._joint[name] = function
+        return function
 
     def share(self, value: Any) -> Any:
         """See ``Commands``; ``value`` is not used."""
@@ -72,6 +79,8 @@ class Follower(Commands):
             if message["kind"] == "program":
                 if self._next is message:  # and not one behind it
                     self._differ("no program", message["name"])
+            elif message["kind"] == "joint":
+                self._run_joint(message["name"], message["value"])
             elif message["kind"] != "calls":
                 self._differ(kind, message["kind"])
 
@@ -87,6 +96,20 @@ class Follower(Commands):
                 getattr(engine, call)()
             else:
                 self._differ("a known call", call)
+
+    def _run_joint(self, name: str, value: Any) -> None:
+        if name not in self._joint:
+            self._differ("a known command", name)
+        problem = None
+        try:
+            self._joint[name](value)
+        except UserError as error:
+            problem = error
+        failed = self._replay_until("done")["failed"]
+        if problem is not None and not failed:
+            raise problem
+        if problem is None and failed:
+            self._differ(f"{name} well", f"{name} with an error")
 
     def _enqueue(self, engine: Engine, number: int, values: dict[str, Any], watched: bool) -> None:
         request = request_of(values, engine)
@@ -123,6 +146,5 @@ class Follower(Commands):
     def _differ(self, own: str, said: str) -> NoReturn:
         self._fail(
             f"it is about to do {own!r} where process 0 does {said!r}, or with other inputs (message "
-            f"{self._messages:,}): the processes have come apart, and the run stops; restart it, it goes on from its "
-            "newest checkpoint"
+            f"{self._messages:,}): the processes have come apart"
         )

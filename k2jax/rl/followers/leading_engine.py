@@ -62,6 +62,11 @@ class LeadingEngine:
         self.make_request, self.has_work, self.release = engine.make_request, engine.has_work, engine.release
 
     @property
+    def version(self) -> int:
+        """See ``Engine``."""
+        return self._engine.version
+
+    @property
     def max_length(self) -> int:
         """See ``Engine``."""
         return self._engine.max_length

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
-import functools
+from typing import Any, NoReturn
 
 from k2jax import processes
-from k2jax.config.build import to_json
-from k2jax.config.schema import Config
 from k2jax.processes.command_tree import MessageTree
 from k2jax.processes.membership import current_group
 from k2jax.rl.followers.commands import ALONE, Commands
@@ -18,8 +16,12 @@ from k2jax.rl.followers.follower import Follower
 
 
 @contextlib.contextmanager
-def open_commands(config: Config) -> Iterator[Commands]:
-    """Connects the processes of a run, whose configurations have to be equal.
+def open_commands(name: str, value: Any) -> Iterator[Commands]:
+    """Connects the processes of a run or of an engine, which have to be started alike.
+
+    Args:
+        name: of what they are started with.
+        value: this process's, a tree as of ``digest_of``.
 
     Raises:
         UserError: a process speaks another version.
@@ -30,7 +32,10 @@ def open_commands(config: Config) -> Iterator[Commands]:
         yield ALONE
         return
     with MessageTree(group, "commands") as tree:
-        fail = functools.partial(group.stop, code=1, failed=group.index)
+
+        def fail(line: str) -> NoReturn:
+            group.stop(f"{line}: {group.ending()}", 1, failed=group.index)
+
         commands = Controller(tree) if processes.is_first() else Follower(tree, fail)
-        commands.check("the configuration", lambda: digest_of(to_json(config)))
+        commands.check(name, lambda: digest_of(value))
         yield commands

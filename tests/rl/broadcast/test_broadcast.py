@@ -15,7 +15,7 @@ import pytest
 
 from k2jax.errors import UserError
 from k2jax.inference.weights import EngineWeights, named_leaves
-from k2jax.rl.broadcast import rounds, weight_server
+from k2jax.rl.broadcast import received_weights, rounds, weight_server
 from k2jax.rl.broadcast.holdings import StoredVersion
 from k2jax.rl.broadcast.pieces import BROKEN, CHUNK_RECORD, StreamPlace
 from k2jax.rl.broadcast.received_weights import ReceivedWeights
@@ -128,6 +128,32 @@ def test_a_late_receiver_takes_them_from_a_neighbour(streams, monkeypatch):
         assert time.monotonic() - began < 20  # nobody else is to come
         assert streams.pop(server.address[1]) == 1 and list(streams.values()) == [1]
     assert held.same(late)
+
+
+def test_processes_of_an_engine_take_the_newest_version_that_all_of_them_find(monkeypatch):
+    receiver = ReceivedWeights([("127.0.0.1", 1)], KEY, None, print)
+    monkeypatch.setattr(receiver, "_is_alone", lambda: False)
+    monkeypatch.setattr(received_weights, "_RETRY_SECONDS", 0.0)
+    none, asked = received_weights._NONE, []
+
+    def agreed(mine, *others):
+        left = list(others)
+
+        def gathered(own):
+            asked.append(list(own))
+            return np.stack([own, np.array(left.pop(0), np.int32)])
+
+        monkeypatch.setattr(received_weights.multihost_utils, "process_allgather", gathered)
+        monkeypatch.setattr(receiver, "_common", lambda: {number: (f"v{number}",) for number in mine})
+        return receiver._agreed()
+
+    assert agreed([6, 5], [5, 4, none]) == (5, ("v5",))
+    assert agreed([6], [5, none, none], [7, none, none], [7, 6, none]) == (6, ("v6",))  # the other one is late
+    assert len(asked) == 4
+    for mine, other in (([6], [none] * 3), ([], [6, 5, none])):
+        with pytest.raises(UserError, match="no whole weights at tcp:"):
+            agreed(mine, other)
+    assert asked[-1] == [none] * 3 and len(asked) == 6
 
 
 def test_an_engine_with_other_dtypes_gives_nothing_on(streams):

@@ -13,9 +13,6 @@ from tests.rl.followers.test_processes import RUN
 from tests.rl.runs import ROOT
 from tests.train.together import end, free_port, python
 
-ELSEWHERE = "from pathlib import Path; import sys; from k2jax.serve import run_engine; "
-ELSEWHERE += "run_engine.this_machine = lambda: 'another'; run_engine.main(Path(sys.argv[1]), False)"
-"""A program: an engine that takes itself to be on another machine than the run."""
 SEPARATE = {key: value for key, value in OPTIONS.items() if key.startswith(("rl.rollout", "rl.engines", "rl.max"))}
 WHOLE = RUN | SEPARATE | {"rl.rollout.look_ahead": 2, "rl.rollout.data": 1, "rl.rollout.slots": 2, "train.steps": 3}
 
@@ -32,7 +29,7 @@ def test_engines_take_every_version_from_all_processes_of_a_run(count, own, tmp_
     if not own:
         while not workdir.exists():
             assert all(process.poll() is None for process in processes)
-        command = [sys.executable, "-c", ELSEWHERE, str(workdir)]
+        command = [sys.executable, "-m", "tests.rl.engines.elsewhere", f"--follow={workdir}"]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         engine = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     told = end(processes, 900)

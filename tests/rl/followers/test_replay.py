@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from k2jax.client import Sampling
+from k2jax.errors import UserError
 from k2jax.inference.request import RequestWatch, State
 from k2jax.inference.worker import Worker
 from k2jax.processes.command_links import END
@@ -168,3 +169,66 @@ def test_a_request_comes_back_with_all_that_scheduling_depends_on():
     back = request_of(request_values(request), run)
     for name in ("prompt", "sampling", "media", "order", "scored_temperature", "tokens", "versions", "state"):
         assert getattr(back, name) == getattr(request, name), name
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["ours is well", "ours fails"])
+@pytest.mark.parametrize("theirs", [False, True], ids=["theirs is well", "theirs fails"])
+def test_a_command_of_all_processes_may_fail_in_all_of_them_and_in_no_single_one(ours, theirs):
+    done = []
+
+    def part(name, fails):
+        def run(value):
+            done.append((name, value, threading.current_thread().name))
+            if fails:
+                raise UserError(f"{name} cannot")
+            return value + 1
+
+        return run
+
+    def follow(commands):
+        commands.joint("weights", part("follower", theirs))
+        commands.issue_while(None)
+        return "went on"
+
+    several, _ = trees(2)
+    with ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(follow, Follower(several[1], fail))
+        commands = Controller(several[0])
+        take = commands.joint("weights", part("controller", ours))
+
+        def called():
+            with pytest.raises(UserError, match="controller cannot") if ours else contextlib.nullcontext():
+                assert take(5) == 6
+            return "served"
+
+        assert commands.issue_while(called) == "served"
+        several[0]._children[0].send(END)
+        outcome = followed.exception(20) or followed.result()
+    drop(several)
+    assert sorted(each[:2] for each in done) == [("controller", 5), ("follower", 5)]
+    assert next(thread for name, _, thread in done if name == "controller") == threading.current_thread().name
+    if ours == theirs:
+        assert outcome == "went on"
+    elif theirs:
+        assert isinstance(outcome, UserError) and str(outcome) == "follower cannot"
+    else:
+        assert isinstance(outcome, DifferenceError) and "'weights well' where process 0 does 'weights with" in str(
+            outcome
+        )
+
+
+def test_an_error_that_is_none_of_a_user_ends_the_process_and_not_only_the_thread_that_called():
+    several, _ = trees(2)
+    commands = Controller(several[0])
+    take = commands.joint("weights", lambda value: 1 // value)
+    waiting = threading.Event()
+
+    def called():
+        with contextlib.suppress(ZeroDivisionError):
+            take(0)
+        waiting.wait(20)
+
+    with pytest.raises(ZeroDivisionError):
+        commands.issue_while(called)
+    waiting.set()
+    drop(several)
