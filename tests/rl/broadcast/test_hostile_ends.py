@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import pytest
 
+from k2jax import processes
 from k2jax.errors import UserError
 from k2jax.files.frames import FrameError, lengths
 from k2jax.rl.broadcast import peers, rounds, streams
@@ -18,7 +19,7 @@ from k2jax.rl.broadcast.peers import Peer, make_key, parse_address, read_key
 from k2jax.rl.broadcast.pieces import BEAT, CHUNK_RECORD, END, Manifest, StreamPlace
 from k2jax.rl.broadcast.received_weights import ReceivedWeights
 from k2jax.rl.broadcast.shares import plan_of
-from k2jax.rl.broadcast.store_source import KEY_FILE, published_source
+from k2jax.rl.broadcast.store_source import KEY_FILE, given_store, published_source
 from k2jax.rl.broadcast.streams import OpenedStream, StreamReceiver
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from tests.rl.broadcast.sources import ANYWHERE, KEY, drawn, manifest_of, receivers, source
@@ -257,6 +258,29 @@ def test_keys_and_addresses(tmp_path):
     for text in ("", "a", "a:", ":1", "a:b", "a:70000", "a:-1"):
         with pytest.raises(UserError, match=r"is no address; write HOST:PORT"):
             parse_address(text, "x")
+
+
+def test_a_process_that_is_killed_while_it_makes_the_key_leaves_none(tmp_path, monkeypatch):
+    def killed(count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peers.secrets, "token_hex", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_key(tmp_path / "key")
+    monkeypatch.undo()
+    assert len(make_key(tmp_path / "key")) == 32
+
+
+def test_the_first_process_makes_the_key_and_the_others_wait_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "barrier", lambda name: make_key(tmp_path / KEY_FILE))
+    with given_store(ANYWHERE, tmp_path, tmp_path / "store"):
+        made = read_key(tmp_path / KEY_FILE)
+    monkeypatch.setattr(processes, "barrier", lambda name: None)
+    (tmp_path / KEY_FILE).unlink()
+    with pytest.raises(UserError, match="holds no key"), given_store(ANYWHERE, tmp_path, tmp_path / "store"):
+        pass
+    assert len(made) == 32
 
 
 def test_a_run_gives_what_it_publishes(tmp_path, monkeypatch):
