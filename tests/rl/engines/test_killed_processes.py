@@ -18,7 +18,7 @@ from k2jax.report.metrics import read_metrics
 from k2jax.rl.sync.checkpoint_engine import store_folder
 from k2jax.rl.workers.group_log import FOLDER
 from k2jax.trajectory.store import TrajectoryStore
-from tests.rl.engines.supervised import TRAINERS, WHOLE_SECONDS, SupervisedRun
+from tests.rl.engines.supervised import WHOLE_SECONDS, SupervisedRun
 from tests.rl.test_kills_with_sandboxes import temporary  # noqa: F401
 from tests.rl.tiny import CONFIG_FILE
 from tests.rl.workers.killing import complete, content
@@ -111,17 +111,17 @@ def killed_to_the_end(run, known, chance, seconds, most):
             run.end()
             break
         began, delay = time.monotonic(), chance.random() * seconds
-        victim = chance.choice([*TRAINERS, "engine"] if engines < MOST_ENGINES else TRAINERS)
         while time.monotonic() < began + delay and not run.has_ended():
             known |= complete(run.workdir / FOLDER, SAMPLES)
-            time.sleep(0.02)
+            time.sleep(0.05)
         if run.has_ended():
             run.end()
             break
-        if victim not in (there := run.victims()):
-            continue
+        there = run.victims()
+        victim = chance.choice([name for name in sorted(there) if name != "engine" or engines < MOST_ENGINES])
         os.kill(there[victim], signal.SIGKILL)
         kills.append((victim, round(delay, 1), max(committed_steps(run.workdir), default=0)))
+        print("killed, seconds behind the start, checkpoint:", *kills[-1], flush=True)
         engines = engines + 1 if victim == "engine" else 0
         run.mourn(victim)
         known |= complete(run.workdir / FOLDER, SAMPLES)
