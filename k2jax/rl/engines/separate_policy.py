@@ -34,6 +34,7 @@ from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync, rollout_dtype, sums_by_name
 from k2jax.train.program import Program
 from k2jax.train.run import say
+from k2jax.train.signals import StopAskedError
 
 _LONGEST_ADDRESS = 300  # bytes
 
@@ -143,6 +144,8 @@ class SeparatePolicy(PublishedPolicy):
     def _look(self, own: OwnEngines) -> None:
         try:
             own.look(self.pool.version)
+            if self._parts.run.stop_asked and not self.pool.engines:  # an iteration would never end
+                self.pool.fail(StopAskedError())
         except UserError as error:
             self.pool.fail(error)
 

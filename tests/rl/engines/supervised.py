@@ -1,9 +1,12 @@
 """A run of two training processes and an engine, started and started again as a machine that looks after jobs does."""
 
+from collections.abc import Callable
 import contextlib
 import os
 from pathlib import Path
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,32 +40,22 @@ class SupervisedRun:
         folder: of the run, its configuration file and what its processes print.
         flags: of the command.
         own: whether the run starts its engine itself.
+        trainers: names of the processes that train; a run may have the controller alone.
     """
 
-    def __init__(self, folder: Path, flags: list[str], own: bool):
+    def __init__(self, folder: Path, flags: list[str], own: bool, trainers: tuple[str, ...] = TRAINERS):
         self.folder, self.workdir, self.own, self.mark = folder, folder / "run", own, uuid.uuid4().hex
-        self._flags = [*flags, f"--config.rl.engines.start={int(own)}"]
-        self._flags += [f"--config.rl.engines.listen=127.0.0.1:{self._free_ports()}"]
+        self.flags = [*flags, f"--config.rl.engines.start={int(own)}"]
+        self.flags += [f"--config.rl.engines.listen=127.0.0.1:{_free_ports()}"] if len(trainers) > 1 else []
+        self.trainers = trainers
         self._processes: dict[str, subprocess.Popen] = {}
         self._starts, self._port, self.seconds = 0, 0, []
 
-    @staticmethod
-    def _free_ports() -> int:
-        """The first of three ports in a row."""
-        while True:
-            with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as opened:
-                import socket
-
-                first = free_port()
-                for more in range(3):
-                    opened.enter_context(socket.create_server(("127.0.0.1", first + more)))
-                return first
-
     def start(self) -> None:
         """Starts the trainers that are not there, and the engine where the run has none of its own."""
-        if not any(name in self._processes for name in TRAINERS):
+        if not any(name in self._processes for name in self.trainers):
             self._port = free_port()
-        for name in (*TRAINERS, *(() if self.own else ("engine",))):
+        for name in (*self.trainers, *(() if self.own else ("engine",))):
             if name not in self._processes:
                 self._start(name)
 
@@ -71,14 +64,14 @@ class SupervisedRun:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: self.mark}
         command = [sys.executable, "-m", "k2jax.rollout", "engine", f"--follow={self.workdir}"]
         if name in TRAINERS:
-            index = TRAINERS.index(name)
-            environment |= {
-                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{self._port}",
-                "JAX_NUM_PROCESSES": "2",
-                "JAX_PROCESS_ID": str(index),
-            }
+            if len(self.trainers) > 1:
+                environment |= {
+                    "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{self._port}",
+                    "JAX_NUM_PROCESSES": str(len(self.trainers)),
+                    "JAX_PROCESS_ID": str(TRAINERS.index(name)),
+                }
             paths = [f"--config={self.folder / 'config.py'}", f"--workdir={self.workdir}"]
-            command = [sys.executable, "-c", PROGRAM, *paths, *self._flags]
+            command = [sys.executable, "-c", PROGRAM, *paths, *self.flags]
         log = self.folder / f"{name}-{self._starts}.log"
         with open(log, "w") as file:
             process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=file, stderr=file)
@@ -103,7 +96,29 @@ class SupervisedRun:
 
     def has_ended(self) -> bool:
         """Whether a trainer has ended."""
-        return any(self._processes[name].poll() is not None for name in TRAINERS)
+        return any(self._processes[name].poll() is not None for name in self.trainers)
+
+    def log(self, name: str) -> str:
+        """What a process has printed."""
+        return self._processes[name].log.read_text()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Waits for what comes while all processes live."""
+        end = time.monotonic() + WHOLE_SECONDS
+        while not condition():
+            assert time.monotonic() < end and not self.has_ended(), self.log("controller")
+            time.sleep(0.05)
+
+    def signal(self, name: str, number: int) -> None:
+        """Sends a signal to a process; one that is killed is no longer of the run."""
+        self._processes[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self._processes.pop(name).wait()
+
+    def ended(self, seconds: float) -> list[tuple[int, str]]:
+        """Exit code of every trainer, which has to end in time, and what it has printed."""
+        processes = [self._processes.pop(name) for name in self.trainers]
+        return [(process.wait(seconds), process.log.read_text()) for process in processes]
 
     def mourn(self, victim: str) -> None:
         """What has to happen when a process was killed; then all that have ended can be started again."""
@@ -136,7 +151,7 @@ class SupervisedRun:
 
     def end(self) -> None:
         """Waits for a good end of all processes."""
-        for name in [*TRAINERS, *self._processes]:
+        for name in [*self.trainers, *self._processes]:
             if (process := self._processes.pop(name, None)) is not None:
                 assert process.wait(WHOLE_SECONDS) == 0, (name, process.log.read_text()[-3000:])
         self.assert_nothing_runs()
@@ -148,6 +163,16 @@ class SupervisedRun:
                 os.kill(pid, 9)
         for process in self._processes.values():
             process.wait()
+
+
+def _free_ports() -> int:
+    """The first of three free ports in a row."""
+    while True:
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as opened:
+            first = free_port()
+            for more in range(3):
+                opened.enter_context(socket.create_server(("127.0.0.1", first + more)))
+            return first
 
 
 def _command(pid: int) -> bytes:
