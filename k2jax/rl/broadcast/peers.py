@@ -23,7 +23,7 @@ from k2jax.files.atomic import write_atomic
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.files.frames import Bounds, FrameError, lengths, receive
 
-VERSION = 1
+VERSION = 2
 """Of what the two ends of a connection say; another is refused."""
 GREETING_SECONDS = 10.0
 """Time of a greeting, and of a connection to be made."""

@@ -6,10 +6,10 @@ import random
 import socket
 import threading
 from types import SimpleNamespace
-import zlib
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest as checksum
 
 from k2jax import processes
 from k2jax.errors import UserError
@@ -73,7 +73,7 @@ def test_another_version_of_the_wire_is_refused_in_one_line():
     mine, theirs = socket.socketpair()
     theirs.sendall(peers._HELLO.pack(b"k2wt", 7, bytes(32)))
     with pytest.raises(
-        UserError, match=r"^the other end speaks version 7 of the wire of weights, and this process 1; .*$"
+        UserError, match=r"^the other end speaks version 7 of the wire of weights, and this process 2; .*$"
     ):
         Peer(mine, KEY, True)
     mine, theirs = socket.socketpair()
@@ -103,14 +103,14 @@ def test_a_server_outlives_whatever_it_is_asked():
         {"ask": "join", "identity": "first"}, {"ask": "join", "identity": "first", "want": "", "listen": ["a"]},
         {"ask": "holds", "identity": "first", "want": "", "listen": ["a", 1 << 20]},
         {"ask": "rejoin", "identity": "first", "want": "", "failed": 3},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False},
-        {"ask": "stream", "identity": "first", "at": [9, 0, 0], "live": False, "payload": [[0, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, -1, 0], "live": False, "payload": [[0, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, -1], "live": False, "payload": [[0, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[0, 0, 1 << 40]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[99, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[1, 0, 4], [0, 0, 4]]},
-        {"ask": "stream", "identity": "other", "at": [0, 0, 0], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False},
+        {"ask": "stream", "identity": "first", "at": [9, 0], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, -1], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False, "payload": [[0, 0, 1 << 40]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False, "payload": [[99, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False, "payload": [[1, 0, 4], [0, 0, 4]]},
+        {"ask": "stream", "identity": "other", "at": [0, 0], "live": False, "payload": [[0, 0, 4]]},
     ]  # fmt: skip
     with source(held) as server, receivers([server.address], drawn(1)) as [receiver]:
         for _ in range(20):
@@ -205,15 +205,15 @@ class Script:
         return [bytes(data) for _, data in stream.chunks()]
 
 
-def frame(tag, piece, offset, crc, data=b""):
-    record = CHUNK_RECORD.pack(tag, piece, offset, crc)
+def frame(tag, piece, offset, said, data=b""):
+    record = CHUNK_RECORD.pack(tag, piece, offset, said)
     return lengths(len(record), len(data)) + record + data
 
 
 MANIFEST = manifest_of(drawn(0, np.uint8, (10,), 1), chunk=6)
 TAG = MANIFEST.tag
-FIRST = frame(TAG, 0, 0, zlib.crc32(b"abcdef"), b"abcdef")
-SECOND = frame(TAG, 0, 6, zlib.crc32(b"abcdefghij"), b"ghij")
+FIRST = frame(TAG, 0, 0, checksum(b"abcdef"), b"abcdef")
+SECOND = frame(TAG, 0, 6, checksum(b"abcdefghij"), b"ghij")
 LAST = frame(TAG, END, 0, 0)
 
 
@@ -222,13 +222,13 @@ def test_a_stream_that_is_right_passes():
 
 
 @pytest.mark.parametrize(("frames", "message"), [
-    ([frame(b"12345678", 0, 0, zlib.crc32(b"abcdef"), b"abcdef")], "a chunk of another version came"),
-    ([frame(TAG, 0, 0, zlib.crc32(b"abcdef"), b"abcdeg")], "the chunk at byte 0 of w0 is damaged"),
+    ([frame(b"12345678", 0, 0, checksum(b"abcdef"), b"abcdef")], "a chunk of another version came"),
+    ([frame(TAG, 0, 0, checksum(b"abcdef"), b"abcdeg")], "the chunk at byte 0 of w0 is damaged"),
     ([SECOND], "a chunk of 4 bytes of piece 0 came that is not the next one"),
-    ([frame(TAG, 0, 0, zlib.crc32(b"abcde"), b"abcde")], "a chunk of 5 bytes of piece 0 came that is not the next one"),
+    ([frame(TAG, 0, 0, checksum(b"abcde"), b"abcde")], "a chunk of 5 bytes of piece 0 came that is not the next one"),
     ([frame(TAG, 0, 0, 0, b"abcdefg")], "is too long"),
-    ([frame(TAG, 7, 0, zlib.crc32(b"abcdef"), b"abcdef")], "of piece 7 came that is not the next one"),
-    ([lengths(CHUNK_RECORD.size + 1, 0) + bytes(25)], "is too long"),
+    ([frame(TAG, 7, 0, checksum(b"abcdef"), b"abcdef")], "of piece 7 came that is not the next one"),
+    ([lengths(CHUNK_RECORD.size + 1, 0) + bytes(29)], "is too long"),
     ([lengths(3, 0) + b"abc"], "what came is no chunk"),
     ([LAST], "the end came before the last chunk"),
     ([], "the end of the connection"),
@@ -300,4 +300,4 @@ def test_a_run_gives_what_it_publishes(tmp_path, monkeypatch):
     rollout.publish_listen = ""
     with published_source(config, tmp_path / "none", store.folder):
         assert not (tmp_path / "none").exists()
-    assert StreamPlace() == (0, 0, 0) and ANYWHERE[1] == 0
+    assert StreamPlace() == (0, 0) and ANYWHERE[1] == 0
