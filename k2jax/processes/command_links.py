@@ -17,7 +17,7 @@ from k2jax.errors import UserError
 from k2jax.files.frames import Bounds, FrameError, lengths, receive
 from k2jax.processes.rendezvous import ProcessLostError
 
-VERSION = 1
+VERSION = 2
 """Of what the processes of a run say to each other."""
 PIECE = 1 << 20
 """Bytes of a frame at most; a longer message is several frames."""
