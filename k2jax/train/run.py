@@ -350,11 +350,11 @@ class Run:
     def _stop_waiting(self) -> None:
         """Saves the last step that was done, unless the state lies behind it already: the one at hand is given up."""
         self._checkpoints.wait()  # for the one that may be under way
-        is_ahead = self.step > self.done and self._updates
-        if self.done > self.start and not is_ahead and self.done not in self._checkpoints.steps():
-            self._save(self.done, self.extra)
+        is_ahead, newest = self.step > self.done and self._updates, self._newest()
+        if self.done > self.start and not is_ahead and self.done != newest:
+            self._save(newest := self.done, self.extra)
         self.exit_code = STOP_CODES[self._stop_signal or signal.SIGTERM]
-        again = "from the start" if (newest := self._newest()) is None else f"from step {newest:,}"
+        again = "from the start" if newest is None else f"from step {newest:,}"
         self.note(f"stopped as asked while step {self.step:,} waited; the run goes on {again}")
 
     def _stop_unhealthy(self, metrics: StepMetrics) -> None:

@@ -198,7 +198,7 @@ def test_a_non_finite_run_stops_with_code_3_and_names_the_last_good_step(folder,
 
 @pytest.mark.parametrize(("updated", "newest"), [(False, 9), (True, 8)])
 def test_a_run_that_is_asked_to_stop_while_it_waits_saves_the_last_whole_step(
-    updated, newest, folder, finished, tmp_path
+    updated, newest, folder, finished, tmp_path, capsys
 ):
     workdir, update = unfinished(finished, tmp_path / "waits"), Run.update
 
@@ -211,6 +211,7 @@ def test_a_run_that_is_asked_to_stop_while_it_waits_saves_the_last_whole_step(
 
     with mock.patch.object(Run, "update", waiting):
         assert train(tiny(folder), workdir) == 143
+    assert f"the run goes on from step {newest}" in " ".join(capsys.readouterr().out.split())
     assert read_metrics(workdir)[-1]["step"] == 9 and committed_steps(workdir)[-1] == newest
     assert train(tiny(folder), workdir) == 0 and losses(workdir) == losses(finished)
 

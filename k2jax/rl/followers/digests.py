@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -21,11 +22,16 @@ def digest_of(values: Any) -> bytes:
     digest = xxhash.xxh3_128()
     for leaf in jax.tree.leaves(values):
         if isinstance(leaf, np.ndarray):
-            digest.update(f"{leaf.dtype.str}{leaf.shape}".encode())
-            digest.update(np.ascontiguousarray(leaf).data)
+            digest.update(_kind(leaf.dtype, leaf.shape))
+            digest.update(np.ascontiguousarray(leaf))
         else:
             digest.update(repr(leaf).encode())
     return digest.digest()
+
+
+@functools.lru_cache(1024)
+def _kind(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    return f"{dtype.str}{shape}".encode()
 
 
 def digest_of_rows(rows: Sequence[PackedBatch]) -> bytes:
