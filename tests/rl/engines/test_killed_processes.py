@@ -19,13 +19,14 @@ from k2jax.rl.sync.checkpoint_engine import store_folder
 from k2jax.rl.workers.group_log import FOLDER
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.engines.supervised import WHOLE_SECONDS, SupervisedRun
+from tests.rl.engines.test_engine_runs import steps_of
 from tests.rl.test_kills_with_sandboxes import temporary  # noqa: F401
 from tests.rl.tiny import CONFIG_FILE
 from tests.rl.workers.killing import complete, content
 
 KILLS = int(os.environ.get("K2JAX_TEST_KILLS", "4"))
 SEED = int(os.environ.get("K2JAX_TEST_SEED", "1"))
-STEPS, PROMPTS, SAMPLES = 6, 2, 4
+STEPS, PROMPTS, SAMPLES = 24, 2, 4
 CHANGES = {
     "model.attention": "gqa",
     "model.dense_layers": 2,
@@ -41,10 +42,12 @@ CHANGES = {
     "rl.eval_prompts": 0,
     "rl.keep_trajectories": 100,
     "rl.engines.placement": "separate",
-    "checkpoint.every": 2,
+    "checkpoint.every": 4,
     "train.batch_size": 4,
     "train.steps": STEPS,
 }
+AT_WORK, WORK_SECONDS = 0.7, 8.0
+"""Share of the kills that wait for a step, and how long the process then lives on at most [s]."""
 MOST_ENGINES = 2  # that are killed in a row: a run whose own engines die and die ends
 UNHARMED = 2  # runs that nobody kills, the first of which compiles, and the last says how long they take
 
@@ -110,8 +113,12 @@ def killed_to_the_end(run, known, chance, seconds, most):
         if len(kills) == most:
             run.end()
             break
-        began, delay = time.monotonic(), chance.random() * seconds
-        while time.monotonic() < began + delay and not run.has_ended():
+        waits = chance.random() < AT_WORK
+        delay = chance.random() * (WORK_SECONDS if waits else seconds)
+        began, before = time.monotonic(), steps_of(run.workdir)
+        while (time.monotonic() < began + delay or waits) and not run.has_ended():
+            if waits and steps_of(run.workdir) > before:
+                waits, began = False, time.monotonic()
             known |= complete(run.workdir / FOLDER, SAMPLES)
             time.sleep(0.05)
         if run.has_ended():
@@ -121,7 +128,7 @@ def killed_to_the_end(run, known, chance, seconds, most):
         victim = chance.choice([name for name in sorted(there) if name != "engine" or engines < MOST_ENGINES])
         os.kill(there[victim], signal.SIGKILL)
         kills.append((victim, round(delay, 1), max(committed_steps(run.workdir), default=0)))
-        print("killed, seconds behind the start, checkpoint:", *kills[-1], flush=True)
+        print("killed, seconds behind the start or a step, checkpoint:", *kills[-1], flush=True)
         engines = engines + 1 if victim == "engine" else 0
         run.mourn(victim)
         known |= complete(run.workdir / FOLDER, SAMPLES)
