@@ -56,6 +56,7 @@ setup(
         "matplotlib>=3.8",
         "tensorboardX>=2.6",
         "PyYAML>=6",
+        "xxhash>=3.4",
     ],
     extras_require={
         "tpu": TPU,

@@ -9,7 +9,7 @@ import select
 import socket
 import struct
 import time
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 _HEAD = struct.Struct("!II")
 _CHUNK = 1 << 20
@@ -99,6 +99,31 @@ def receive(connection: socket.socket, bounds: Bounds, deadline: float | None = 
     record, payload = _HEAD.unpack(_exactly(connection, _HEAD.size, deadline))
     bounds.check(record, payload)
     return _exactly(connection, record, deadline), _exactly(connection, payload, deadline)
+
+
+def read_frame(file: BinaryIO, bounds: Bounds) -> tuple[bytes, bytes]:
+    """``receive`` from the buffered file of a socket: short frames that have come together take one call of the system.
+
+    Args:
+        file: of ``socket.makefile``, from which everything is read that arrives.
+        bounds: of the frame's lengths.
+
+    Raises:
+        FrameError: it is too long, or the connection has ended.
+    """
+    record, payload = _HEAD.unpack(_read(file, _HEAD.size))
+    bounds.check(record, payload)
+    return _read(file, record), _read(file, payload)
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    try:
+        data = file.read(count)
+    except (OSError, ValueError) as error:  # ValueError: it was closed
+        raise FrameError(str(error)) from None
+    if len(data) < count:
+        raise FrameError("the end of the connection")
+    return data
 
 
 def receive_into(connection: socket.socket, record: int, buffer: memoryview) -> tuple[bytes, int]:

@@ -14,6 +14,7 @@ from k2jax.processes.membership import (
     index,
     is_first,
     report_position,
+    stop_asked,
     stop_requested,
 )
 from k2jax.processes.rendezvous import ProcessLostError
@@ -33,5 +34,6 @@ __all__ = [
     "report_position",
     "run_and_exit",
     "start",
+    "stop_asked",
     "stop_requested",
 ]

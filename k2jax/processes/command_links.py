@@ -14,14 +14,15 @@ import threading
 import time
 
 from k2jax.errors import UserError
-from k2jax.files.frames import Bounds, FrameError, lengths, receive
+from k2jax.files.frames import Bounds, FrameError, lengths, read_frame, receive
 from k2jax.processes.rendezvous import ProcessLostError
 
-VERSION = 1
+VERSION = 2
 """Of what the processes of a run say to each other."""
 PIECE = 1 << 20
 """Bytes of a frame at most; a longer message is several frames."""
 GREETING_SECONDS = 5.0
+_BUFFERED = 1 << 16  # bytes that are read ahead at most
 GREETING, WELCOME, MORE, LAST, HEARTBEAT, LOST, END = (bytes((kind,)) for kind in range(1, 8))
 """Kinds of frames. A message is frames MORE and one LAST; LOST names a process that is gone, and END is the last frame
 of a run that ends well."""
@@ -46,6 +47,7 @@ class PeerLink:
         self._connection, self._sending = connection, threading.Lock()
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = connection.makefile("rb", _BUFFERED)
 
     def send(self, kind: bytes, data: bytes | memoryview = b"") -> None:
         """Sends a frame; raises OSError where the other end is gone."""
@@ -63,7 +65,7 @@ class PeerLink:
 
     def receive(self, largest: int) -> tuple[bytes, bytes]:
         """Waits for a frame of at most ``largest`` bytes; raises FrameError where none comes any more."""
-        kind, data = receive(self._connection, Bounds(1, largest))
+        kind, data = read_frame(self._file, Bounds(1, largest))
         self.heard = time.monotonic()
         return kind, data
 
@@ -73,7 +75,8 @@ class PeerLink:
             self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection; its reader calls it."""
+        self._file.close()
         self._connection.close()
 
 

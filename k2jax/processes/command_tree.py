@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import contextlib
-import hashlib
 import queue
 import secrets
 import socket
 import struct
 import threading
 import time
+
+import xxhash
 
 from k2jax.files.frames import FrameError
 from k2jax.processes.command_links import END, HEARTBEAT, LAST, LOST, MORE, PIECE, PeerLink, accept, connect
@@ -77,7 +78,7 @@ class MessageTree:
 
     def send(self, message: bytes) -> None:
         """Sends a message to all other processes; process 0 alone may, from one thread at a time."""
-        checksum = hashlib.blake2b(message, digest_size=16).digest()
+        checksum = xxhash.xxh3_128_digest(message)
         data = memoryview(b"".join([_HEAD.pack(self._sent, checksum), message]))
         self._sent += 1
         last = (len(data) - 1) // PIECE
@@ -100,7 +101,7 @@ class MessageTree:
         whole = b"".join(parts)
         number, checksum = _HEAD.unpack_from(whole)
         message = whole[_HEAD.size :]
-        if number != self._received or hashlib.blake2b(message, digest_size=16).digest() != checksum:
+        if number != self._received or xxhash.xxh3_128_digest(message) != checksum:
             raise ValueError(f"message {self._received} of process 0 is damaged, or is message {number}")
         self._received += 1
         return message

@@ -29,6 +29,7 @@ LEAVE_SECONDS = 20.0
 """How long process 0, which runs the service, waits for the other processes to end before it ends."""
 _FOREVER = 365 * 24 * 3600.0
 _VERDICT = "k2jax/verdict"
+_NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # jax's own, which it sets when a process has received SIGTERM
 _HOSTS = "k2jax/host/"
 _FIRST = "k2jax/first/"
 _TOLD = "k2jax/told/"
@@ -48,18 +49,19 @@ class Group:
         position: returns the current step and the newest checkpoint's step, or None where they are unknown; the message
             about a lost process mentions them.
         news_seconds: longest time in which the news of a lost process comes to this one [s].
+        stop_asked: whether a process of the run has received SIGTERM.
     """
 
     def __init__(self, client: Any, index: int, count: int, address: str, name: str = "the run"):
         self.index, self.count, self._name = index, count, name
         self.position: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
-        self.news_seconds = NEWS_SECONDS
+        self.news_seconds, self.stop_asked = NEWS_SECONDS, False
         self._client, self._host, self._hosts = client, socket.gethostname(), {}
         self._address, self._ending = address, threading.Lock()
         self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._abort_handler)
         client.key_value_set(f"{_HOSTS}{index}", self._host)
-        for target in (self._watch_verdict, self._watch_peers):
+        for target in (self._watch_verdict, self._watch_peers, self._watch_notice):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
     def barrier(self, name: str, seconds: float | None) -> None:
@@ -215,6 +217,11 @@ class Group:
         except Exception:
             self.stop_without([0])
         self.stop(verdict["line"], verdict["code"], verdict["failed"], tuple(verdict["lost"]))
+
+    def _watch_notice(self) -> None:
+        with contextlib.suppress(Exception):  # the service is gone, which the other watchers see
+            self._client.blocking_key_value_get(_NOTICE, int(_FOREVER * 1000))
+            self.stop_asked = True
 
     def _watch_peers(self) -> None:
         """Queries the live processes until one is lost.

@@ -74,3 +74,11 @@ def stop_requested(step: int) -> bool:
     from jax.experimental import multihost_utils
 
     return multihost_utils.reached_preemption_sync_point(step)
+
+
+def stop_asked() -> bool:
+    """Returns whether a process of a run of several has received SIGTERM, of which all learn within about a second.
+
+    Unlike ``stop_requested`` it may be called at any time, and processes may learn of it in different steps.
+    """
+    return _group is not None and _group.stop_asked

@@ -191,3 +191,13 @@ class Recorder:
             dropped = np.asarray(metrics.stats.dropped_rows)
             record |= {"dropped_rows": int(dropped.sum()), "dropped_rows_layers": dropped}
         return record
+
+
+def infinite_logits(max_logit: Mapping[str, np.ndarray]) -> str:
+    """The first heads whose logits are infinite or no number, of the groups of layers."""
+    heads = [
+        f"{group_metric(group, 'layer')} {layer} head {head}"
+        for group, logits in max_logit.items()
+        for layer, head in np.argwhere(~(np.asarray(logits) < np.inf))
+    ]
+    return ", ".join(heads[:3])

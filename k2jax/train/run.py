@@ -31,8 +31,8 @@ from k2jax.report.scalar_writers import WandbProject
 from k2jax.train.history import changes_of, settings
 from k2jax.train.init_from import pretrained_params, pretrained_tower
 from k2jax.train.program import Program
-from k2jax.train.record import Recorder, group_metric
-from k2jax.train.signals import STOP_CODES, stop_on_signal
+from k2jax.train.record import Recorder, infinite_logits
+from k2jax.train.signals import STOP_CODES, StopAskedError, stop_on_signal
 from k2jax.train.state import TrainState, non_finite_leaves, total_updates
 from k2jax.train.step import StepMetrics
 from k2jax.train.trace import StepTrace
@@ -116,14 +116,22 @@ class Run:
         """How the run ended, in words for the report."""
         return self._ended if self._ended and not self.exit_code else _STATUS[self.exit_code]
 
+    @property
+    def stop_asked(self) -> bool:
+        """Whether this process, or another one of the run, was asked to stop."""
+        return self._stop_signal is not None or processes.stop_asked()
+
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *trace: object) -> bool:
-        """Commits saves that were started and releases threads; a non-finite step becomes an exit code."""
+        """Commits saves that were started and releases threads; a non-finite step, or a stop, becomes an exit code."""
         try:
             if isinstance(error, NonFiniteError):
                 self._stop_unhealthy(error.metrics)
+                error = None
+            elif isinstance(error, StopAskedError):
+                self._stop_waiting()
                 error = None
         finally:
             self._open.close()
@@ -339,11 +347,21 @@ class Run:
         params, opt_state = self._checkpoint_layout.save(self.state.params, self.state.opt_state)
         self._checkpoints.save(step, params, opt_state, meta, extra)
 
+    def _stop_waiting(self) -> None:
+        """Saves the last step that was done, unless the state lies behind it already: the one at hand is given up."""
+        self._checkpoints.wait()  # for the one that may be under way
+        is_ahead, newest = self.step > self.done and self._updates, self._newest()
+        if self.done > self.start and not is_ahead and self.done != newest:
+            self._save(newest := self.done, self.extra)
+        self.exit_code = STOP_CODES[self._stop_signal or signal.SIGTERM]
+        again = "from the start" if newest is None else f"from step {newest:,}"
+        self.note(f"stopped as asked while step {self.step:,} waited; the run goes on {again}")
+
     def _stop_unhealthy(self, metrics: StepMetrics) -> None:
         """Saves the state of the step before, if it is finite: the step refused to apply itself."""
         self._checkpoints.wait()  # for the one that may be under way
         good, steps = self.done, self._checkpoints.steps()
-        where = _infinite_logits(metrics.stats.max_logit)
+        where = infinite_logits(metrics.stats.max_logit)
         happened = (
             f"stopped: step {self.step:,} is not finite (loss {float(metrics.loss)}, gradient norm "
             f"{float(metrics.grad_norm)}" + (f", max logit in {where}" if where else "") + ")"
@@ -369,16 +387,6 @@ class Run:
                 f"{happened}; the last good step is {good:,} and no weight of step {self.step:,} was written. "
                 f"{lower.capitalize()} and run again."
             )
-
-
-def _infinite_logits(max_logit: Mapping[str, np.ndarray]) -> str:
-    """The first heads whose logits are infinite or no number, of the groups of layers."""
-    heads = [
-        f"{group_metric(group, 'layer')} {layer} head {head}"
-        for group, logits in max_logit.items()
-        for layer, head in np.argwhere(~(np.asarray(logits) < np.inf))
-    ]
-    return ", ".join(heads[:3])
 
 
 def _some(leaves: list[str]) -> str:

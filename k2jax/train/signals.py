@@ -11,6 +11,13 @@ STOP_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 """Exit code of a run that was stopped by each signal."""
 
 
+class StopAskedError(Exception):
+    """A run was asked to stop and waits for what may never come; a Run that is left with it saves and ends well."""
+
+    def __init__(self):
+        super().__init__("the run was asked to stop")
+
+
 @contextlib.contextmanager
 def stop_on_signal(ask: Callable[[int], None]) -> Iterator[None]:
     """Calls ``ask`` with the signal's number on SIGTERM and Ctrl-C; a second one is not caught.

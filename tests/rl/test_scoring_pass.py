@@ -56,6 +56,15 @@ def test_scores_are_the_log_softmax_of_the_logits_at_the_temperature_of_each_tok
     check({})
 
 
+def test_one_program_scores_any_number_of_rows():
+    config = config_of({})
+    program = Program(config)
+    scoring, rows, params = ScoringPass(config, program.mesh), packed_rows(), program.init().params
+    for count in (1, 5, 14, 15):
+        assert scoring.score_rows(params, rows[:count]).shape[0] == count
+    assert (scoring._score._cache_size(), scoring._to_compute._cache_size()) == (1, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.devices(8)
 @pytest.mark.parametrize(

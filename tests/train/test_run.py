@@ -27,6 +27,7 @@ from k2jax.report.samples import read_samples
 from k2jax.reproduce.text_loss import text_loss
 from k2jax.train import train
 from k2jax.train.run import Run
+from k2jax.train.signals import StopAskedError
 from k2jax.train.workdir import lock_workdir, locked
 from tests.command import run_command
 from tests.train.programs import shared_program
@@ -193,6 +194,26 @@ def test_a_non_finite_run_stops_with_code_3_and_names_the_last_good_step(folder,
     assert read_metrics(workdir)[-1]["step"] == committed_steps(workdir)[-1] == 9
     meta = json.loads((workdir / "checkpoints" / "9" / "meta" / "metadata").read_text())
     assert abs(meta["running_loss"]) < 10
+
+
+@pytest.mark.parametrize(("updated", "newest"), [(False, 9), (True, 8)])
+def test_a_run_that_is_asked_to_stop_while_it_waits_saves_the_last_whole_step(
+    updated, newest, folder, finished, tmp_path, capsys
+):
+    workdir, update = unfinished(finished, tmp_path / "waits"), Run.update
+
+    def waiting(run, parts):
+        if run.step < 10 or updated:
+            metrics = update(run, parts)
+        if run.step == 10:
+            raise StopAskedError
+        return metrics
+
+    with mock.patch.object(Run, "update", waiting):
+        assert train(tiny(folder), workdir) == 143
+    assert f"the run goes on from step {newest}" in " ".join(capsys.readouterr().out.split())
+    assert read_metrics(workdir)[-1]["step"] == 9 and committed_steps(workdir)[-1] == newest
+    assert train(tiny(folder), workdir) == 0 and losses(workdir) == losses(finished)
 
 
 def test_a_mistake_that_was_mended_leaves_no_trace(folder):

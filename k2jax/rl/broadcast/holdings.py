@@ -14,6 +14,7 @@ import zlib
 
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
 from k2jax.errors import UserError
 from k2jax.inference.weights import EngineWeights
@@ -72,13 +73,13 @@ class StoredVersion:
             self.check()
             yield _StoredMemory(self, beat)
 
-    def check(self, crc: int = 0, entry: dict | None = None) -> None:
+    def check(self, checksum: int = 0, entry: dict | None = None) -> None:
         """Refuses the version from now on, to everyone, where a piece has another checksum than the store says.
 
         Raises:
             UserError: the version is damaged.
         """
-        if entry is not None and crc != entry["crc32"]:
+        if entry is not None and checksum != entry["xxh3"]:
             path = self.folder / entry["file"]
             self._damaged = f"{path} is damaged; restart the trainer, which publishes the weights anew"
         if self._damaged:
@@ -92,7 +93,7 @@ class _StoredMemory:
         self._version, self._folder, self._manifest = version, version.folder, version.manifest
         self._beat = beat
         self._entries: list[dict] | None = None
-        self._crcs: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
         self._mapped: tuple[int, memoryview] | None = None
 
     def memory(self, piece: int) -> memoryview:
@@ -113,12 +114,12 @@ class _StoredMemory:
         """See ``Memory``; a piece that is being written was not yet read by anyone."""
         data = self.memory(piece)
         if self._entries is not None and piece not in self._version.checked:
-            self._version.check(zlib.crc32(data), self._entries[piece])
+            self._version.check(xxhash.xxh3_64_intdigest(data), self._entries[piece])
             self._version.checked.add(piece)
 
-    def sent(self, piece: int, crc: int) -> None:
+    def sent(self, piece: int, checksum: int) -> None:
         """See ``Memory``."""
-        self._crcs[piece] = crc
+        self._sent[piece] = checksum
 
     def end(self) -> None:
         """See ``Memory``: what was sent whole is what was written."""
@@ -126,8 +127,8 @@ class _StoredMemory:
         entries = self._entries or []
         if tuple(Piece.of_entry(entry) for entry in entries) != self._manifest.pieces:
             raise UserError("the trainer has published other weights than the version before had")
-        for piece, crc in self._crcs.items():
-            self._version.check(crc, entries[piece])
+        for piece, checksum in self._sent.items():
+            self._version.check(checksum, entries[piece])
 
     def _wait(self, piece: int) -> None:
         """Waits until a piece is written; a file is whole when the one behind it is there."""
@@ -202,7 +203,7 @@ class _EngineMemory:
     def check(self, piece: int) -> None:
         """See ``Memory``; nothing was written that could differ."""
 
-    def sent(self, piece: int, crc: int) -> None:
+    def sent(self, piece: int, checksum: int) -> None:
         """See ``Memory``."""
 
     def end(self) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 from pathlib import Path
 import secrets
 import socket
@@ -20,10 +19,11 @@ import time
 from typing import Any
 
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.atomic import write_atomic
 from k2jax.files.bounded_json import parse_bounded_json
 from k2jax.files.frames import Bounds, FrameError, lengths, receive
 
-VERSION = 1
+VERSION = 2
 """Of what the two ends of a connection say; another is refused."""
 GREETING_SECONDS = 10.0
 """Time of a greeting, and of a connection to be made."""
@@ -80,15 +80,14 @@ def checked_address(value: Any) -> Address:
 def make_key(path: Path) -> bytes:
     """The key of a file that nobody but this user can read; a new one where there is no file.
 
+    The file has a whole key or is not there, whenever a process is killed. One process at a time calls it.
+
     Raises:
         UserError: it cannot be written, or holds no key.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(_DIGEST_BYTES) + "\n")
-    except FileExistsError:
-        pass
+        if not path.exists():
+            write_atomic(path, secrets.token_hex(_DIGEST_BYTES) + "\n", 0o600)
     except OSError as error:
         raise UserError(f"the key {path} cannot be written: {error.strerror}") from None
     return read_key(path)

@@ -27,7 +27,7 @@ _DTYPES = (
     *("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2", "bool"),
     *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
 )
-CHUNK_RECORD = struct.Struct("!8sIQI")
+CHUNK_RECORD = struct.Struct("!8sIQQ")
 """A chunk's record: tag of the version, number of the piece, place in it, checksum of its span up to its own end."""
 BEAT = 0xFFFFFFFF
 """In place of a piece: nothing came yet, and the sender is there."""
@@ -183,12 +183,10 @@ class StreamPlace(NamedTuple):
     Attributes:
         span: number of the one under way.
         offset: bytes of it that are there.
-        crc: checksum of those.
     """
 
     span: int = 0
     offset: int = 0
-    crc: int = 0
 
 
 class Coming(NamedTuple):
@@ -198,14 +196,12 @@ class Coming(NamedTuple):
         piece: number of its piece.
         offset: its place in the piece.
         bytes: of it.
-        crc: checksum of its span before it.
-        after: how far the stream is with it, but for the checksum.
+        after: how far the stream is with it.
     """
 
     piece: int
     offset: int
     bytes: int
-    crc: int
     after: StreamPlace
 
 
@@ -217,7 +213,7 @@ def coming(spans: Sequence[Span], chunk: int, at: StreamPlace) -> Coming | None:
     count = min(chunk, end - begin - at.offset)
     done = begin + at.offset + count == end
     after = StreamPlace(at.span + 1) if done else StreamPlace(at.span, at.offset + count)
-    return Coming(piece, begin + at.offset, count, at.crc, after)
+    return Coming(piece, begin + at.offset, count, after)
 
 
 def row_spans(pieces: Sequence[Piece], wanted: dict[int, list[tuple[int, int]]]) -> tuple[Span, ...]:

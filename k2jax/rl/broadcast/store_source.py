@@ -12,7 +12,7 @@ import threading
 from k2jax import processes
 from k2jax.config.schema import Config
 from k2jax.rl.broadcast.holdings import StoredVersion
-from k2jax.rl.broadcast.peers import Address, make_key, parse_address, text_of
+from k2jax.rl.broadcast.peers import Address, make_key, parse_address, read_key, text_of
 from k2jax.rl.broadcast.pieces import CHUNK, Manifest, Piece
 from k2jax.rl.broadcast.weight_server import WeightServer
 from k2jax.rl.sync.stored_weights import current_of
@@ -125,7 +125,10 @@ def given_store(listen: Address, workdir: Path, folder: Path) -> Iterator[Addres
         UserError: it cannot listen there.
     """
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
-    key, several = make_key(workdir / KEY_FILE), processes.count() > 1
+    if processes.is_first():
+        make_key(workdir / KEY_FILE)
+    processes.barrier("the key of the weights")
+    key, several = read_key(workdir / KEY_FILE), processes.count() > 1
     source = StoreSource(folder, listen, key, say, keeps_before=several)
     say(f"weights for engines of other hosts at {text_of(source.server.address)}, with the key {workdir / KEY_FILE}")
     try:

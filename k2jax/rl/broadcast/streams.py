@@ -12,7 +12,8 @@ import queue
 import threading
 import time
 from typing import NamedTuple, Protocol
-import zlib
+
+import xxhash
 
 from k2jax.errors import UserError
 from k2jax.files.frames import FrameError, lengths, receive_into
@@ -52,7 +53,7 @@ class Memory(Protocol):
     def check(self, piece: int) -> None:
         """A part of a piece is to be sent; raises UserError where the piece is damaged."""
 
-    def sent(self, piece: int, crc: int) -> None:
+    def sent(self, piece: int, checksum: int) -> None:
         """A piece was sent whole, with this checksum."""
 
     def end(self) -> None:
@@ -94,18 +95,23 @@ def send_version(peer: Peer, manifest: Manifest, spans: tuple[Span, ...], at: St
         OSError: the receiver is gone, or takes nothing.
     """
     peer.socket.settimeout(TAKEN_SECONDS)
+    sums: xxhash.xxh3_64 | None = None  # of the span under way
     try:
         while (chunk := coming(spans, manifest.chunk, at)) is not None:
             span, is_last = spans[at.span], chunk.after.span > at.span
             is_whole = span == (chunk.piece, 0, manifest.pieces[chunk.piece].bytes)
             if not is_whole and not at.offset:
                 memory.check(chunk.piece)
-            data = memory.memory(chunk.piece)[chunk.offset : chunk.offset + chunk.bytes]
-            crc = zlib.crc32(data, chunk.crc)
-            _send(peer, CHUNK_RECORD.pack(manifest.tag, chunk.piece, chunk.offset, crc), data)
-            at = chunk.after if is_last else chunk.after._replace(crc=crc)
+            held, end = memory.memory(chunk.piece), chunk.offset + chunk.bytes
+            if sums is None:  # the receiver may have a part of the span
+                sums = xxhash.xxh3_64(held[span[1] : chunk.offset])
+            sums.update(held[chunk.offset : end])
+            record = CHUNK_RECORD.pack(manifest.tag, chunk.piece, chunk.offset, sums.intdigest())
+            _send(peer, record, held[chunk.offset : end])
+            at = chunk.after
             if is_last and is_whole:
-                memory.sent(chunk.piece, crc)
+                memory.sent(chunk.piece, sums.intdigest())
+            sums = None if is_last else sums
         memory.end()
     except UserError as error:
         _send(peer, CHUNK_RECORD.pack(manifest.tag, BROKEN, 0, 0), memoryview(str(error).encode()[:_LONGEST_REASON]))
@@ -146,6 +152,7 @@ class StreamReceiver:
         self._attaching = threading.Condition()
         self._begun = self._stopped = False
         self._at, self._peer = StreamPlace(), None
+        self._sums = xxhash.xxh3_64()  # of the bytes of the span under way that are there
         self._thread = threading.Thread(target=self._run, name="weights received", daemon=True)
 
     def start(self) -> None:
@@ -289,7 +296,7 @@ class StreamReceiver:
             record, count = receive_into(self._peer.socket, CHUNK_RECORD.size, buffer)
             if len(record) != CHUNK_RECORD.size:
                 raise DamagedError("what came is no chunk")
-            tag, piece, offset, crc = CHUNK_RECORD.unpack(record)
+            tag, piece, offset, checksum = CHUNK_RECORD.unpack(record)
             if tag != self.manifest.tag:
                 raise DamagedError("a chunk of another version came")
             if piece == BEAT:
@@ -304,9 +311,12 @@ class StreamReceiver:
         place = chunk.place
         if place is None or (piece, offset, count) != (place.piece, place.offset, place.bytes):
             raise DamagedError(f"a chunk of {count:,} bytes of piece {piece} came that is not the next one")
-        if zlib.crc32(buffer[:count], place.crc) != crc:
+        sums = self._sums.copy()
+        sums.update(buffer[:count])
+        if sums.intdigest() != checksum:
             name = self.manifest.pieces[piece].name
             raise DamagedError(f"the chunk at byte {offset:,} of {name} is damaged")
         chunk.data, chunk.record = buffer[:count], record
-        self._at = place.after if place.after.span > self._at.span else place.after._replace(crc=crc)
+        self._sums = xxhash.xxh3_64() if place.after.span > self._at.span else sums
+        self._at = place.after
         return True

@@ -200,8 +200,8 @@ class WeightServer:
 
     def _stream(self, peer: Peer, record: dict[str, Any], payload: bytes) -> None:
         """Sends what a receiver wants: forwarded while it comes, or of a version that is held here."""
-        span, offset, crc = record["at"]
-        at = StreamPlace(int(span), int(offset), int(crc))
+        span, offset = record["at"]
+        at = StreamPlace(int(span), int(offset))
         spans = tuple(map(tuple, parse_bounded_json(payload)))
         if record["live"]:
             group = (str(record["identity"]), digest(spans))
@@ -215,7 +215,7 @@ class WeightServer:
         spans = held.manifest.check(spans)
         inside = at.span == len(spans) and not at.offset
         if at.span < len(spans):
-            inside = at.span >= 0 and 0 <= at.offset < spans[at.span][2] - spans[at.span][1] and 0 <= at.crc < 1 << 32
+            inside = at.span >= 0 and 0 <= at.offset < spans[at.span][2] - spans[at.span][1]
         if not inside:
             raise ValueError("no place in a stream")
         with held.read(lambda: beat(peer, held.manifest.tag)) as memory:

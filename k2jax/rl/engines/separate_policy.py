@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from pathlib import Path
 import secrets
 import socket
-import tempfile
 import time
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 from k2jax import processes
 from k2jax.agents.collect.engine_address import KEY_BYTES, EngineAddress
 from k2jax.errors import UserError
+from k2jax.files.short_folder import short_folder
 from k2jax.inference.checksum import digest
 from k2jax.inference.weights import named_leaves
 from k2jax.model import cast_params
@@ -35,6 +34,7 @@ from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync, rollout_dtype, sums_by_name
 from k2jax.train.program import Program
 from k2jax.train.run import say
+from k2jax.train.signals import StopAskedError
 
 _LONGEST_ADDRESS = 300  # bytes
 
@@ -121,7 +121,7 @@ class SeparatePolicy(PublishedPolicy):
         rollout = parts.config.rl.rollout
         self.pool = EnginePool(rollout.max_length, rollout.slots, say, advice)
         super().__init__(parts, self.pool.publish)
-        self._sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # a short path
+        self._sockets = parts.opened.enter_context(short_folder(parts.workdir / ".sockets-engines"))
         own = OwnEngines(parts.workdir, engines.start, say)
         parts.opened.callback(own.close)
         self.pool.watched = functools.partial(self._look, own)
@@ -144,6 +144,8 @@ class SeparatePolicy(PublishedPolicy):
     def _look(self, own: OwnEngines) -> None:
         try:
             own.look(self.pool.version)
+            if self._parts.run.stop_asked and not self.pool.engines:  # an iteration would never end
+                self.pool.fail(StopAskedError())
         except UserError as error:
             self.pool.fail(error)
 

@@ -22,6 +22,7 @@ from k2jax.processes.values import encode
 from k2jax.rl.followers.commands import Commands, Result
 from k2jax.rl.followers.digests import digest_of
 from k2jax.rl.followers.leading_engine import LeadingEngine
+from k2jax.train.signals import StopAskedError
 
 
 class Controller(Commands):
@@ -56,7 +57,11 @@ class Controller(Commands):
         thread.start()
         while not outcome.done():
             self._asked.get()()
-        result = outcome.result()
+        try:
+            result = outcome.result()
+        except StopAskedError:
+            self._send("stop")
+            raise
         self._send("hold")
         return result
 

@@ -20,6 +20,7 @@ from k2jax.processes.values import decode
 from k2jax.rl.followers.commands import Commands, Result
 from k2jax.rl.followers.digests import digest_of
 from k2jax.rl.followers.request_form import request_of
+from k2jax.train.signals import StopAskedError
 
 
 class Follower(Commands):
@@ -76,6 +77,8 @@ class Follower(Commands):
             self._replay()
             if message["kind"] == kind:
                 return message
+            if message["kind"] == "stop":
+                raise StopAskedError
             if message["kind"] == "program":
                 if self._next is message:  # and not one behind it
                     self._differ("no program", message["name"])

@@ -9,7 +9,7 @@ whatever moment. Locks of the system, which end with the process that holds them
 FOLDER, FOLDER/.lock              held by the trainer
 FOLDER/current.json                {"folder": "7-x2k1", "version": 7}
 FOLDER/7-x2k1/lock                 held by every reader of this version
-FOLDER/7-x2k1/manifest.json        name, shape, dtype, file and CRC-32 of every array or shard
+FOLDER/7-x2k1/manifest.json        name, shape, dtype, file and XXH3 checksum of every array or shard
 FOLDER/7-x2k1/000000.bin, ...
 ```
 
@@ -38,6 +38,7 @@ import zlib
 
 import jax
 import numpy as np
+import xxhash
 
 from k2jax.errors import UserError
 from k2jax.files.folder_lock import locked_folder
@@ -146,11 +147,11 @@ def _write_arrays(folder: Path, pairs: Iterable[tuple[Name, Any]]) -> list[dict]
             entry = {"name": name, "shape": shape, "dtype": dtype, "bytes": array.nbytes, "file": path.name}
             entries.append(entry | place)
             while writing:  # with one array in writing there are at most three in memory
-                entries[-2]["crc32"] = writing.popleft().result()
+                entries[-2]["xxh3"] = writing.popleft().result()
             writing.append(writer.submit(_write_array, path, array))
             del leaf, array
         for future in writing:
-            entries[-1]["crc32"] = future.result()
+            entries[-1]["xxh3"] = future.result()
     return entries
 
 
@@ -180,11 +181,11 @@ def _copies_ahead(pieces: Iterable[tuple[Name, Any, dict]]) -> Iterator[tuple[Na
 
 
 def _write_array(path: Path, array: np.ndarray) -> int:
-    """Writes an array; returns the CRC-32 of its bytes."""
+    """Writes an array; returns the checksum of its bytes."""
     memory = array.reshape(-1).view(np.uint8)
     with open(path, "wb") as file:
         file.write(memory)
-    return zlib.crc32(memory)
+    return xxhash.xxh3_64_intdigest(memory)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -14,12 +14,12 @@ import json
 from pathlib import Path
 import time
 from typing import IO, Any
-import zlib
 
 import jax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
 from k2jax.errors import UserError
 from k2jax.inference.weights import Name
@@ -173,7 +173,7 @@ def _open(version_folder: Path) -> _OpenVersion | None:
 
 def _read_array(path: Path, entry: dict) -> np.ndarray:
     memory = np.memmap(path, np.uint8, "r") if entry["bytes"] else np.zeros(0, np.uint8)
-    if len(memory) != entry["bytes"] or zlib.crc32(memory) != entry["crc32"]:
+    if len(memory) != entry["bytes"] or xxhash.xxh3_64_intdigest(memory) != entry["xxh3"]:
         raise UserError(f"{path} is damaged; restart the trainer, which publishes the weights anew")
     return memory.view(jnp.dtype(entry["dtype"])).reshape(entry["shape"])
 

@@ -9,7 +9,6 @@ import dataclasses
 from pathlib import Path
 import shutil
 import socket
-import tempfile
 from typing import Any
 
 from k2jax.agents.collect.admission import Admission
@@ -28,6 +27,7 @@ from k2jax.client import Client
 from k2jax.config.build import to_json
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
+from k2jax.files.short_folder import short_folder
 from k2jax.inference import ContinuousClient
 from k2jax.inference.engine import Engine
 from k2jax.inference.media import placed_chunk
@@ -188,7 +188,7 @@ def _open_pool(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)  # the job in it has the engines' keys
     launcher = RayLauncher(rollout.ray) if rollout.ray else LocalLauncher()
-    sockets = Path(parts.opened.enter_context(tempfile.TemporaryDirectory(prefix="k2jax-")))  # its path must be short
+    sockets = parts.opened.enter_context(short_folder(parts.workdir / ".sockets-workers"))
     subagents = [(SUBAGENTS, client.subagents, media)] if isinstance(client, EnginePool) else []
     engines = {
         name: parts.opened.enter_context(_served(parts, client, served, _place(launcher, sockets / name), reader))

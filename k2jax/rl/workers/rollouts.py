@@ -116,9 +116,9 @@ class Rollouts:
         """
         self._step = step
         while True:
+            self._check_engine()  # first: what has ended the engine says more than what it led to
             if self._error is not None:
                 raise self._error
-            self._check_engine()
             self._renew(step - 1)
             self._fill()
             taken = self._window.take()

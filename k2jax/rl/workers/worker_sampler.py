@@ -209,6 +209,9 @@ class WorkerSampler:
         await self._pool.need(self._pool.version)
         try:
             return await coroutine
+        except Exception:
+            self._pool.check()  # first: what has ended the engines says more than what it led to
+            raise
         finally:
             await self._pool.need(before)
 

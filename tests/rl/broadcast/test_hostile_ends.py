@@ -6,11 +6,12 @@ import random
 import socket
 import threading
 from types import SimpleNamespace
-import zlib
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest as checksum
 
+from k2jax import processes
 from k2jax.errors import UserError
 from k2jax.files.frames import FrameError, lengths
 from k2jax.rl.broadcast import peers, rounds, streams
@@ -18,7 +19,7 @@ from k2jax.rl.broadcast.peers import Peer, make_key, parse_address, read_key
 from k2jax.rl.broadcast.pieces import BEAT, CHUNK_RECORD, END, Manifest, StreamPlace
 from k2jax.rl.broadcast.received_weights import ReceivedWeights
 from k2jax.rl.broadcast.shares import plan_of
-from k2jax.rl.broadcast.store_source import KEY_FILE, published_source
+from k2jax.rl.broadcast.store_source import KEY_FILE, given_store, published_source
 from k2jax.rl.broadcast.streams import OpenedStream, StreamReceiver
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from tests.rl.broadcast.sources import ANYWHERE, KEY, drawn, manifest_of, receivers, source
@@ -72,7 +73,7 @@ def test_another_version_of_the_wire_is_refused_in_one_line():
     mine, theirs = socket.socketpair()
     theirs.sendall(peers._HELLO.pack(b"k2wt", 7, bytes(32)))
     with pytest.raises(
-        UserError, match=r"^the other end speaks version 7 of the wire of weights, and this process 1; .*$"
+        UserError, match=r"^the other end speaks version 7 of the wire of weights, and this process 2; .*$"
     ):
         Peer(mine, KEY, True)
     mine, theirs = socket.socketpair()
@@ -102,14 +103,14 @@ def test_a_server_outlives_whatever_it_is_asked():
         {"ask": "join", "identity": "first"}, {"ask": "join", "identity": "first", "want": "", "listen": ["a"]},
         {"ask": "holds", "identity": "first", "want": "", "listen": ["a", 1 << 20]},
         {"ask": "rejoin", "identity": "first", "want": "", "failed": 3},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False},
-        {"ask": "stream", "identity": "first", "at": [9, 0, 0], "live": False, "payload": [[0, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, -1, 0], "live": False, "payload": [[0, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, -1], "live": False, "payload": [[0, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[0, 0, 1 << 40]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[99, 0, 4]]},
-        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[1, 0, 4], [0, 0, 4]]},
-        {"ask": "stream", "identity": "other", "at": [0, 0, 0], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False},
+        {"ask": "stream", "identity": "first", "at": [9, 0], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, -1], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0, 0], "live": False, "payload": [[0, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False, "payload": [[0, 0, 1 << 40]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False, "payload": [[99, 0, 4]]},
+        {"ask": "stream", "identity": "first", "at": [0, 0], "live": False, "payload": [[1, 0, 4], [0, 0, 4]]},
+        {"ask": "stream", "identity": "other", "at": [0, 0], "live": False, "payload": [[0, 0, 4]]},
     ]  # fmt: skip
     with source(held) as server, receivers([server.address], drawn(1)) as [receiver]:
         for _ in range(20):
@@ -204,15 +205,15 @@ class Script:
         return [bytes(data) for _, data in stream.chunks()]
 
 
-def frame(tag, piece, offset, crc, data=b""):
-    record = CHUNK_RECORD.pack(tag, piece, offset, crc)
+def frame(tag, piece, offset, said, data=b""):
+    record = CHUNK_RECORD.pack(tag, piece, offset, said)
     return lengths(len(record), len(data)) + record + data
 
 
 MANIFEST = manifest_of(drawn(0, np.uint8, (10,), 1), chunk=6)
 TAG = MANIFEST.tag
-FIRST = frame(TAG, 0, 0, zlib.crc32(b"abcdef"), b"abcdef")
-SECOND = frame(TAG, 0, 6, zlib.crc32(b"abcdefghij"), b"ghij")
+FIRST = frame(TAG, 0, 0, checksum(b"abcdef"), b"abcdef")
+SECOND = frame(TAG, 0, 6, checksum(b"abcdefghij"), b"ghij")
 LAST = frame(TAG, END, 0, 0)
 
 
@@ -221,13 +222,13 @@ def test_a_stream_that_is_right_passes():
 
 
 @pytest.mark.parametrize(("frames", "message"), [
-    ([frame(b"12345678", 0, 0, zlib.crc32(b"abcdef"), b"abcdef")], "a chunk of another version came"),
-    ([frame(TAG, 0, 0, zlib.crc32(b"abcdef"), b"abcdeg")], "the chunk at byte 0 of w0 is damaged"),
+    ([frame(b"12345678", 0, 0, checksum(b"abcdef"), b"abcdef")], "a chunk of another version came"),
+    ([frame(TAG, 0, 0, checksum(b"abcdef"), b"abcdeg")], "the chunk at byte 0 of w0 is damaged"),
     ([SECOND], "a chunk of 4 bytes of piece 0 came that is not the next one"),
-    ([frame(TAG, 0, 0, zlib.crc32(b"abcde"), b"abcde")], "a chunk of 5 bytes of piece 0 came that is not the next one"),
+    ([frame(TAG, 0, 0, checksum(b"abcde"), b"abcde")], "a chunk of 5 bytes of piece 0 came that is not the next one"),
     ([frame(TAG, 0, 0, 0, b"abcdefg")], "is too long"),
-    ([frame(TAG, 7, 0, zlib.crc32(b"abcdef"), b"abcdef")], "of piece 7 came that is not the next one"),
-    ([lengths(CHUNK_RECORD.size + 1, 0) + bytes(25)], "is too long"),
+    ([frame(TAG, 7, 0, checksum(b"abcdef"), b"abcdef")], "of piece 7 came that is not the next one"),
+    ([lengths(CHUNK_RECORD.size + 1, 0) + bytes(29)], "is too long"),
     ([lengths(3, 0) + b"abc"], "what came is no chunk"),
     ([LAST], "the end came before the last chunk"),
     ([], "the end of the connection"),
@@ -259,6 +260,29 @@ def test_keys_and_addresses(tmp_path):
             parse_address(text, "x")
 
 
+def test_a_process_that_is_killed_while_it_makes_the_key_leaves_none(tmp_path, monkeypatch):
+    def killed(count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peers.secrets, "token_hex", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_key(tmp_path / "key")
+    monkeypatch.undo()
+    assert len(make_key(tmp_path / "key")) == 32
+
+
+def test_the_first_process_makes_the_key_and_the_others_wait_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "barrier", lambda name: make_key(tmp_path / KEY_FILE))
+    with given_store(ANYWHERE, tmp_path, tmp_path / "store"):
+        made = read_key(tmp_path / KEY_FILE)
+    monkeypatch.setattr(processes, "barrier", lambda name: None)
+    (tmp_path / KEY_FILE).unlink()
+    with pytest.raises(UserError, match="holds no key"), given_store(ANYWHERE, tmp_path, tmp_path / "store"):
+        pass
+    assert len(made) == 32
+
+
 def test_a_run_gives_what_it_publishes(tmp_path, monkeypatch):
     port, held, taken = free_port(), drawn(0), drawn(1)
     rollout = SimpleNamespace(publish_listen=f"127.0.0.1:{port}")
@@ -276,4 +300,4 @@ def test_a_run_gives_what_it_publishes(tmp_path, monkeypatch):
     rollout.publish_listen = ""
     with published_source(config, tmp_path / "none", store.folder):
         assert not (tmp_path / "none").exists()
-    assert StreamPlace() == (0, 0, 0) and ANYWHERE[1] == 0
+    assert StreamPlace() == (0, 0) and ANYWHERE[1] == 0

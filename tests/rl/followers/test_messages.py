@@ -135,13 +135,13 @@ def test_another_version_is_refused_by_both_ends_in_one_line():
         thread.start()
         packed = command_links._GREETING.pack
         with socket.create_connection(("127.0.0.1", server.getsockname()[1])) as other:
-            other.sendall(lengths(1, command_links._GREETING.size) + GREETING + packed(2, 1, KEY))
-            assert other.recv(100)[-2:] == b"\x01\x00"
+            other.sendall(lengths(1, command_links._GREETING.size) + GREETING + packed(3, 1, KEY))
+            assert other.recv(100)[-2:] == b"\x02\x00"
         thread.join(5)
         assert told == ["refused"]
         thread = threading.Thread(target=lambda: _answer(server, b"\x03\x00"))
         thread.start()
-        with pytest.raises(UserError, match=r"process 0 speaks version 3 .* and this one 1; install the same k2jax"):
+        with pytest.raises(UserError, match=r"process 0 speaks version 3 .* and this one 2; install the same k2jax"):
             connect(address, KEY, 1, 0, 5)
         thread.join(5)
 
