@@ -9,8 +9,9 @@ Example:
         --workdir=runs/evaluation-api
 
 A suite is a file of experiments/evaluate, by its name, or a file of your own. The model is a checkpoint argument, or a
-server's URL without /v1: by text over OpenAI's chat completions, or with --api=tokens by token ids, which likelihoods
-need; $OPENAI_API_KEY is sent to it. The models oracle and null are the programs that solve a data set and say nothing.
+server's URL without /v1: by text over OpenAI's chat completions, or --api=completions, responses or Anthropic's
+messages, or with --api=tokens by token ids, which likelihoods need; $OPENAI_API_KEY is sent to it, of messages
+$ANTHROPIC_API_KEY. The models oracle and null are the programs that solve a data set and say nothing.
 
 Nothing is downloaded: suites of published benchmarks read their files below --data. A command that was stopped or
 killed goes on when it is given again. The workdir gets results.json, report.html and lm_eval/ in lm-eval's form.
@@ -23,6 +24,7 @@ from absl import flags
 from k2jax import cli
 from k2jax.errors import UserError
 
+APIS = ("chat", "completions", "responses", "messages", "tokens")
 MOST_SUITES = 32
 INTERRUPTED = 130
 
@@ -37,11 +39,11 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("count", None, "Ask the first so many tasks of each suite; 0 asks all.", **to, lower_bound=0)
     flags.DEFINE_integer("samples", None, "Answers to each task.", **to, lower_bound=1)
     flags.DEFINE_string("data", "data", "Folder that stands for {data} in the options of suites.", **to)
-    flags.DEFINE_enum("api", "chat", ("chat", "tokens"), "What is asked of a server.", **to)
+    flags.DEFINE_enum("api", "chat", APIS, "What is asked of a server: text, or token ids.", **to)
     flags.DEFINE_string("served_model", "", "The server's name for its model.", **to)
     flags.DEFINE_string("tokenizer", "", "With --api=tokens: a checkpoint or file with the model's vocabulary.", **to)
     flags.DEFINE_enum("chat_format", "", ("", "auto", "plain", "compact"), "Empty: the checkpoint's own.", **to)
-    flags.DEFINE_string("request", "{}", "JSON object of more fields of requests to a chat endpoint.", **to)
+    flags.DEFINE_string("request", "{}", "JSON object of fields of requests by text; null leaves one out.", **to)
     flags.DEFINE_integer("at_once", 32, "Answers at a time.", **to, lower_bound=1)
     flags.DEFINE_integer("slots", 16, "Sequences that an engine runs at a time.", **to, lower_bound=1)
     flags.DEFINE_integer("max_length", 0, "Of an engine's sequences; 0: as answers need.", **to, lower_bound=0)

@@ -8,6 +8,7 @@ import dataclasses
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import oracles
@@ -32,6 +33,9 @@ from k2jax.text.tokenizer import Tokenizer
 
 PROGRAMS = ("oracle", "null")
 """Models that are none: the policy that solves a data set, and the one that says nothing."""
+TOKENS = "tokens"
+"""The API with token ids; those of ``TEXT_APIS`` are by text."""
+_KEYS = {"messages": "ANTHROPIC_API_KEY"}
 _KEY = "OPENAI_API_KEY"
 _ROUND = 64
 MakeAnswerer = Callable[[Suite], Answerer]
@@ -43,11 +47,12 @@ class ModelChoice:
 
     Attributes:
         model: a checkpoint argument, a URL without /v1, ``oracle`` or ``null``.
-        api: of a server: ``chat`` for OpenAI's chat completions, ``tokens`` for completions with token ids.
+        api: of a server: ``chat``, ``completions``, ``responses`` or ``messages`` by text, see ``TEXT_APIS``; or
+            ``tokens`` for completions with token ids.
         served_model: the server's name for its model.
         tokenizer: of a server with token ids: a checkpoint or file with its vocabulary.
         chat_format: of conversations, see ``configured_chat``; empty is that of the checkpoint's run, or ``auto``.
-        fields: of every request to a chat endpoint, beside those of the suite.
+        fields: of every request by text, in the place of those of the suite; None leaves one out.
         slots: sequences that an engine runs at a time.
         max_length: an engine's longest sequence; 0 is that of the longest prompt and its answer [tokens].
     """
@@ -67,16 +72,25 @@ class ModelChoice:
         return self.model.startswith(("http://", "https://"))
 
     @property
+    def key(self) -> str:
+        """Name of the environment variable with the server's API key."""
+        return _KEYS.get(self.api, _KEY)
+
+    @property
     def is_program(self) -> bool:
         """Whether no model answers."""
         return self.model in PROGRAMS
 
     def check(self, suites: Mapping[str, Suite]) -> None:
         """Raises UserError where a setting is missing or has no meaning, or a suite asks what the model cannot give."""
-        by_text = self.is_server and self.api == "chat"
+        by_text = self.is_server and self.api != TOKENS
+        if self.is_server and (urlsplit(self.model).username or urlsplit(self.model).query):
+            raise UserError(
+                f"--model has a user or a query, which would be written down; the key is read from ${self.key}"
+            )
         if self.is_server and not self.served_model:
             raise UserError("--served_model is required with a URL: the server's name for its model")
-        if self.is_server and self.api == "tokens" and not self.tokenizer:
+        if self.is_server and self.api == TOKENS and not self.tokenizer:
             raise UserError("--tokenizer is required with --api=tokens: a checkpoint or file with the vocabulary")
         unread = {
             "served_model": (self.served_model, self.is_server),
@@ -90,7 +104,7 @@ class ModelChoice:
                 raise UserError(f"--{name} is not read with --model={self.model}; leave it out")
         for name, suite in suites.items():
             if by_text and suite.method == "choices":
-                raise UserError(f"{name}: a chat endpoint gives no log-probabilities of choices; use --api=tokens")
+                raise UserError(f"{name}: a server of text gives no log-probabilities of choices; use --api=tokens")
             if (by_text or self.is_program) and "best" in suite.metrics:
                 raise UserError(f"{name}: the metric best needs log-probabilities; use a checkpoint or --api=tokens")
 
@@ -118,9 +132,9 @@ async def open_model(
     if choice.is_program:
         yield lambda suite: _program(choice.model, suite, environments)
         return
-    key = os.environ.get(_KEY) or None
-    if choice.is_server and choice.api == "chat":
-        async with ChatEndpoint(choice.model, choice.served_model, api_key=key) as endpoint:
+    key = os.environ.get(choice.key) or None
+    if choice.is_server and choice.api != TOKENS:
+        async with ChatEndpoint(choice.model, choice.served_model, api=choice.api, api_key=key) as endpoint:
             yield lambda suite: ChatAnswerer(suite, endpoint, environments, choice.fields)
         return
     tokenizer, chat = _vocabulary(choice)
