@@ -98,6 +98,7 @@ def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Pr
         scores["reward"] = clustered_mean([answer.score for answer in every], clusters)
     for name in sorted(set().union(*(answer.parts for answer in every))):
         scores[f"part/{name}"] = clustered_mean([answer.parts.get(name, 0.0) for answer in every], clusters)
+    scores |= _passes(suite, right_TK)
     for name, of_task in _metrics(suite):
         values = [of_task(task, group, marks) for task, group, marks in zip(tasks, of_tasks, right_TK, strict=True)]
         scores[name] = clustered_mean(values, range(len(values)))
@@ -178,21 +179,29 @@ _OfTask = Callable[[Task, Sequence[JudgedAnswer], np.ndarray], float]
 
 
 def _metrics(suite: Suite) -> list[tuple[str, _OfTask]]:
-    """Names of the suite's metrics over several samples, and what gives each for a task."""
+    """Names of the suite's other metrics over several samples, and what gives each for a task."""
     k, found = suite.samples, []
-    sizes = sorted({min(k, 1 << power) for power in range(1, k.bit_length() + 1)})
-    for name, estimate in (("pass@", pass_at_k), ("pass^", pass_hat_k)):
-        if {"pass@": "pass", "pass^": "pass_hat"}[name] in suite.metrics:
-            found += [(f"{name}{size}", _over_samples(estimate, size)) for size in sizes]
     if "majority" in suite.metrics:
         found.append((f"majority@{k}", _majority))
     if "best" in suite.metrics:
-        found += [(f"best@{size}", _best(size)) for size in sizes]
+        found += [(f"best@{size}", _best(size)) for size in _sizes(k)]
     return found
 
 
-def _over_samples(estimate: Callable[..., Any], size: int) -> _OfTask:
-    return lambda task, answers, marks: estimate([int(marks.sum())], [len(marks)], size).value
+def _passes(suite: Suite, right_TK: np.ndarray) -> dict[str, MeanEstimate]:
+    """pass@k and pass^k of the suite, as far as it measures them."""
+    right_T, drawn_T = right_TK.astype(int).sum(1), np.full(len(right_TK), suite.samples)
+    return {
+        f"{name}{size}": estimate(right_T, drawn_T, size)
+        for metric, name, estimate in (("pass", "pass@", pass_at_k), ("pass_hat", "pass^", pass_hat_k))
+        if metric in suite.metrics
+        for size in _sizes(suite.samples)
+    }
+
+
+def _sizes(samples: int) -> list[int]:
+    """Powers of two below the number of samples, and that."""
+    return sorted({min(samples, 1 << power) for power in range(1, samples.bit_length() + 1)})
 
 
 def _majority(task: Task, answers: Sequence[JudgedAnswer], marks: np.ndarray) -> float:
