@@ -8,7 +8,10 @@ Example:
     python -m k2jax.evaluate reasoning --model=https://api.example.com --served_model=k2 --preset=k2.5 \
         --workdir=runs/evaluation-api
 
-A suite is a file of experiments/evaluate, by its name, or a file of your own. The model is a checkpoint argument, or a
+    python -m k2jax.evaluate --config=experiments/rl/nano.py --model=runs/rl-nano --workdir=runs/held-out
+
+A suite is a file of experiments/evaluate, by its name, or a file of your own; --config adds the held-out tasks of a
+run of reinforcement learning, as it is evaluated on them itself. The model is a checkpoint argument, or a
 server's URL without /v1: by text over OpenAI's chat completions, or --api=completions, responses or Anthropic's
 messages, or with --api=tokens by token ids, which likelihoods need; $OPENAI_API_KEY is sent to it, of messages
 $ANTHROPIC_API_KEY. The models oracle and null are the programs that solve a data set and say nothing.
@@ -34,6 +37,7 @@ def define(values: flags.FlagValues) -> None:
     to = {"flag_values": values}
     flags.DEFINE_string("workdir", None, "Folder of the evaluation.", **to)
     flags.DEFINE_string("model", None, "A checkpoint argument, a server's URL without /v1, oracle, or null.", **to)
+    cli.define_config(values)
     flags.DEFINE_string("compare", "", "Workdir of another evaluation, to subtract its scores.", **to)
     flags.DEFINE_string("preset", "", "Settings of a report that replace those of the suites: k2, k2.5, kat, ...", **to)
     flags.DEFINE_integer("count", None, "Ask the first so many tasks of each suite; 0 asks all.", **to, lower_bound=0)
@@ -59,21 +63,28 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues, *names: str) -> int:
     """Runs the command; returns its exit code."""
     cli.require(values, "workdir", "model")
+    if not (names or values.config):
+        raise UserError("name a SUITE, or with --config a run whose held-out tasks are asked")
     from k2jax.agents.collect.event_loop import run
     from k2jax.evaluate.evaluation import Evaluation
+    from k2jax.evaluate.held_out import HeldOutSuites
     from k2jax.evaluate.models import ModelChoice
     from k2jax.evaluate.scores import Price
     from k2jax.evaluate.suite import preset_fields
 
     named = ("model", "api", "served_model", "tokenizer", "chat_format", "slots", "max_length")
     choice = ModelChoice(**{name: values[name].value for name in named}, fields=_object(values.request))
+    held_out = HeldOutSuites(cli.config_of(values)) if values.config else None
+    if held_out is not None:
+        choice = choice.with_length(held_out.max_length)
     if not (choice.is_server or choice.is_program):
         from k2jax import runtime
 
         runtime.prepare()
     changes = preset_fields(values.preset)
     changes |= {name: values[name].value for name in ("count", "samples") if values[name].value is not None}
-    evaluation = Evaluation(values.workdir, names, choice, changes=changes, data=values.data, compare=values.compare)
+    options = {"changes": changes, "data": values.data, "compare": values.compare, "held_out": held_out}
+    evaluation = Evaluation(values.workdir, names, choice, **options)
     services = {name: values[name].value for name in ("sandbox", "images", "hosts", "judge_url", "judge_model")}
     try:
         run(evaluation.run(values.at_once, **services))
@@ -97,4 +108,4 @@ def _object(text: str) -> dict:
 
 
 if __name__ == "__main__":
-    cli.run(main, define, __doc__, positional=("SUITE",) * MOST_SUITES, optional=MOST_SUITES - 1)
+    cli.run(main, define, __doc__, positional=("SUITE",) * MOST_SUITES, optional=MOST_SUITES)

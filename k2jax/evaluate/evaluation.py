@@ -19,6 +19,7 @@ from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.client import ChatEndpoint
 from k2jax.errors import UserError
 from k2jax.evaluate.answerers import task_digest
+from k2jax.evaluate.held_out import HeldOutSuites
 from k2jax.evaluate.lm_eval_files import FOLDER as LM_EVAL
 from k2jax.evaluate.lm_eval_files import write_lm_eval
 from k2jax.evaluate.models import MakeAnswerer, ModelChoice, open_model
@@ -47,6 +48,7 @@ class Evaluation:
         changes: settings that replace those of all suites.
         data: folder that stands for ``{data}`` in options of datasets.
         compare: workdir of another evaluation, or empty.
+        held_out: suites of a run's held-out tasks beside those, or None.
 
     Raises:
         UserError: a suite or the model is impossible, or the folder has another evaluation.
@@ -61,13 +63,17 @@ class Evaluation:
         changes: Mapping[str, Any],
         data: str = "data",
         compare: str = "",
+        held_out: HeldOutSuites | None = None,
     ):
         self._folder, self._choice = Path(workdir), choice
         suites = {Path(name).stem: load_suite(name, **changes) for name in names}
-        choice.check(suites)
+        of_run = held_out.suites(changes) if held_out is not None else {}
+        choice.check(suites | of_run)
         self._identity = self._recorded()
         day = self._identity["began"][:10]
         self._suites = {name: (suite, suite_tasks(suite, data, day)) for name, suite in suites.items()}
+        if held_out is not None:
+            self._suites |= {name: (suite, held_out.tasks(name, suite)) for name, suite in of_run.items()}
         self._digests = {
             name: {task.id: task_digest(task) for task in tasks} for name, (_, tasks) in self._suites.items()
         }

@@ -81,6 +81,11 @@ class ModelChoice:
         """Whether no model answers."""
         return self.model in PROGRAMS
 
+    def with_length(self, max_length: int) -> ModelChoice:
+        """This model with another longest sequence of its engine, where it has an engine and says none itself."""
+        has_engine = not (self.is_server or self.is_program)
+        return dataclasses.replace(self, max_length=max_length) if has_engine and not self.max_length else self
+
     def check(self, suites: Mapping[str, Suite]) -> None:
         """Raises UserError where a setting is missing or has no meaning, or a suite asks what the model cannot give."""
         by_text = self.is_server and self.api != TOKENS
