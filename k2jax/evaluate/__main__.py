@@ -8,6 +8,8 @@ Example:
     python -m k2jax.evaluate reasoning --model=https://api.example.com --served_model=k2 --preset=k2.5 \
         --workdir=runs/evaluation-api
 
+    python -m k2jax.evaluate local_arc --harness=lm_eval --include_path=tasks --model=runs/pretrain --max_length=2048 \
+        --workdir=runs/arc
     python -m k2jax.evaluate --config=experiments/rl/nano.py --model=runs/rl-nano --workdir=runs/held-out
 
 A suite is a file of experiments/evaluate, by its name, or a file of your own; --config adds the held-out tasks of a
@@ -20,7 +22,9 @@ Nothing is downloaded: suites of published benchmarks read their files below --d
 killed goes on when it is given again. The workdir gets results.json, report.html and lm_eval/ in lm-eval's form.
 """
 
+from collections.abc import Sequence
 import json
+from typing import Any
 
 from absl import flags
 
@@ -48,6 +52,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("tokenizer", "", "With --api=tokens: a checkpoint or file with the model's vocabulary.", **to)
     flags.DEFINE_enum("chat_format", "", ("", "auto", "plain", "compact"), "Empty: the checkpoint's own.", **to)
     flags.DEFINE_string("request", "{}", "JSON object of fields of requests by text; null leaves one out.", **to)
+    flags.DEFINE_enum("harness", "", ("", "lm_eval"), "Whose tasks the SUITEs are; empty: this project's.", **to)
+    flags.DEFINE_string("include_path", "", "Of --harness=lm_eval: folder of its YAML files of tasks.", **to)
     flags.DEFINE_integer("at_once", 32, "Answers at a time.", **to, lower_bound=1)
     flags.DEFINE_integer("slots", 16, "Sequences that an engine runs at a time.", **to, lower_bound=1)
     flags.DEFINE_integer("max_length", 0, "Of an engine's sequences; 0: as answers need.", **to, lower_bound=0)
@@ -81,6 +87,8 @@ def main(values: flags.FlagValues, *names: str) -> int:
         from k2jax import runtime
 
         runtime.prepare()
+    if values.harness:
+        return _with_lm_eval(values, choice, names)
     changes = preset_fields(values.preset)
     changes |= {name: values[name].value for name in ("count", "samples") if values[name].value is not None}
     options = {"changes": changes, "data": values.data, "compare": values.compare, "held_out": held_out}
@@ -92,6 +100,19 @@ def main(values: flags.FlagValues, *names: str) -> int:
         print("\ninterrupted; the same command goes on")
         return INTERRUPTED
     for line in evaluation.write(Price(values.price_read, values.price_written)):
+        print(line)
+    return 0
+
+
+def _with_lm_eval(values: flags.FlagValues, choice: Any, names: Sequence[str]) -> int:
+    """Runs lm-eval's tasks."""
+    from k2jax.evaluate.harnesses.lm_eval_run import LMEvalTasks, evaluate_with_lm_eval
+
+    if not names or values.config or values.preset or values.samples:
+        raise UserError("--harness=lm_eval asks SUITEs of --include_path, without --config, --preset and --samples")
+    asked = LMEvalTasks(values.include_path, names, values.count or 0, bool(values.chat_format))
+    options = {"compared_with": values.compare, "at_once": values.at_once}
+    for line in evaluate_with_lm_eval(asked, choice, values.workdir, **options):
         print(line)
     return 0
 

@@ -240,7 +240,7 @@ class ModelLikelihoods:
             prompt = prompt_ids(task, self._chat)
             return [*prompt, *self._tokenizer.encode(continuation.lstrip())], len(prompt)
         text = "\n\n".join(str(message["content"]) for message in task.instruction)
-        prompt, whole = self._tokenizer.encode(text), self._tokenizer.encode(text + continuation)
+        prompt, whole = map(self._tokenizer.encode_document, (text, text + continuation))  # as texts of training begin
         # A token may reach over the border: what follows is then scored from that token on.
         start = next((i for i, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), len(prompt))
         return whole, min(start, len(whole) - 1)

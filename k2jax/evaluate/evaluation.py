@@ -33,7 +33,7 @@ from k2jax.report.table import text_table
 
 RESULTS = "results.json"
 PAGE = "report.html"
-_RUN = "run.json"
+RUN = "run.json"
 _INTERVAL = 5.0  # between two lines of progress [s]
 _VERDICT_SECONDS = 60.0
 
@@ -120,27 +120,7 @@ class Evaluation:
     def write(self, price: Price) -> Iterator[str]:
         """Writes results, page and lm-eval's files; yields what there is to print."""
         shown = {name: self._on_page(name, price) for name in self._suites}
-        record: dict[str, Any] = {"format": 1, **self._identity, "suites": {}}
-        rows = []
-        for name, each in shown.items():
-            scores = each.scores.record()
-            settings = dataclasses.asdict(each.suite)
-            record["suites"][name] = scores | {"settings": settings}
-            if each.difference is not None:
-                difference = finite(each.difference._asdict()) | {"is_noise": each.difference.is_noise}
-                record["suites"][name]["difference"] = difference | {"other": str(self._other)}
-            for metric, score in each.scores.scores.items():
-                interval = f"[{score.low:.4f}, {score.high:.4f}]"
-                rows.append((name, metric, f"{score.value:.4f}", f"{score.error:.4f}", interval, each.scores.tasks))
-        write_atomic(self._folder / RESULTS, json.dumps(record, indent=1) + "\n")
-        write_atomic(self._folder / PAGE, report_page(self._choice.model, shown, str(self._other or "")))
-        write_lm_eval(self._folder / LM_EVAL, self._choice.model, self._identity["began"], shown)
-        yield text_table(("suite", "metric", "score", "error", "95 % interval", "tasks"), rows)
-        for name, each in shown.items():
-            yield f"{name}: {_failures(each)}"
-            if each.difference is not None:
-                yield f"{name} against {self._other}: {difference_words(each.difference)}"
-        yield str(self._folder / PAGE)
+        yield from write_report(self._folder, self._identity, shown, str(self._other or ""))
 
     def _on_page(self, name: str, price: Price) -> SuiteOnPage:
         suite, tasks = self._suites[name]
@@ -170,11 +150,10 @@ class Evaluation:
 
     def _recorded(self) -> dict[str, Any]:
         """What the folder says was asked, or what is to be asked now."""
-        path = self._folder / _RUN
+        path = self._folder / RUN
         if path.exists():
             return json.loads(path.read_bytes())
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        return {"model": self._choice.identity(), "began": now, "asked": {}}
+        return new_identity(self._choice)
 
     def _check_identity(self) -> None:
         """Goes on only with the same model, settings and tasks; new suites may come to a folder."""
@@ -193,7 +172,7 @@ class Evaluation:
                     f"{self._folder} has other answers of the suite {name!r}: its {', '.join(keys)} changed; give "
                     "another --workdir"
                 )
-        write_atomic(self._folder / _RUN, json.dumps(self._identity, indent=1) + "\n")
+        write_atomic(self._folder / RUN, json.dumps(self._identity, indent=1) + "\n")
 
     def _answers_of_other(self) -> dict[str, dict[tuple[str, int], JudgedAnswer]]:
         """The answers of the other evaluation to the suites that both have."""
@@ -203,6 +182,44 @@ class Evaluation:
         if not any(answers.values()):
             raise UserError(f"--compare: {self._other} has no answers to {' or '.join(self._suites)}")
         return {name: found for name, found in answers.items() if found}
+
+
+def new_identity(choice: ModelChoice) -> dict[str, Any]:
+    """What ``run.json`` says of an evaluation that begins now."""
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"model": choice.identity(), "began": now, "asked": {}}
+
+
+def write_report(
+    folder: Path, identity: Mapping[str, Any], shown: Mapping[str, SuiteOnPage], other: str = ""
+) -> Iterator[str]:
+    """Writes results, page and lm-eval's files of suites; yields what there is to print.
+
+    Args:
+        folder: of the files.
+        identity: the model, and when the evaluation began.
+        shown: suites by name.
+        other: folder of the evaluation that they are compared with, or empty.
+    """
+    record: dict[str, Any] = {"format": 1, **identity, "suites": {}}
+    model, rows = identity["model"]["model"], []
+    for name, each in shown.items():
+        record["suites"][name] = each.scores.record() | {"settings": dataclasses.asdict(each.suite)}
+        if each.difference is not None:
+            difference = finite(each.difference._asdict()) | {"is_noise": each.difference.is_noise}
+            record["suites"][name]["difference"] = difference | {"other": other}
+        for metric, score in each.scores.scores.items():
+            interval = f"[{score.low:.4f}, {score.high:.4f}]"
+            rows.append((name, metric, f"{score.value:.4f}", f"{score.error:.4f}", interval, each.scores.tasks))
+    write_atomic(folder / RESULTS, json.dumps(record, indent=1) + "\n")
+    write_atomic(folder / PAGE, report_page(model, shown, other))
+    write_lm_eval(folder / LM_EVAL, model, identity["began"], shown)
+    yield text_table(("suite", "metric", "score", "error", "95 % interval", "tasks"), rows)
+    for name, each in shown.items():
+        yield f"{name}: {_failures(each)}"
+        if each.difference is not None:
+            yield f"{name} against {other}: {difference_words(each.difference)}"
+    yield str(folder / PAGE)
 
 
 def _asked(suite: Suite, tasks: Sequence[Task], digests: Mapping[str, str]) -> dict[str, Any]:

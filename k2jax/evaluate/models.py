@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from k2jax.agents.environment import EnvironmentMaker
@@ -30,6 +30,9 @@ from k2jax.evaluate.answerers import (
 from k2jax.evaluate.suite import Suite
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from k2jax.inference.request_client import RequestClient
 
 PROGRAMS = ("oracle", "null")
 """Models that are none: the policy that solves a data set, and the one that says nothing."""
@@ -142,7 +145,7 @@ async def open_model(
         async with ChatEndpoint(choice.model, choice.served_model, api=choice.api, api_key=key) as endpoint:
             yield lambda suite: ChatAnswerer(suite, endpoint, environments, choice.fields)
         return
-    tokenizer, chat = _vocabulary(choice)
+    tokenizer, chat = vocabulary_of(choice)
     async with contextlib.AsyncExitStack() as opened:
         if choice.is_server:
             client: Client = await opened.enter_async_context(
@@ -165,7 +168,12 @@ def _program(name: str, suite: Suite, environments: EnvironmentMaker) -> Answere
     return PolicyAnswerer(oracles.get(suite.dataset) if name == "oracle" else null_policy, environments)
 
 
-def _vocabulary(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
+def vocabulary_of(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
+    """The vocabulary of a model, and the format of its conversations.
+
+    Raises:
+        UserError: it has no such vocabulary, or no such format.
+    """
     from k2jax.checkpoint import run_config, run_folder
     from k2jax.convert.loading import tokenizer_of
 
@@ -194,13 +202,25 @@ def _engine(choice: ModelChoice, longest: int, suites: Mapping[str, tuple[Suite,
     several = [name for name, (_, tasks) in suites.items() if any(task.environment != "single_turn" for task in tasks)]
     if several and not choice.max_length:
         raise UserError(f"{several[0]} has episodes of several turns: say with --max_length how long they may become")
+    with open_engine_client(dataclasses.replace(choice, max_length=choice.max_length or longest)) as (client, _):
+        yield client
+
+
+@contextlib.contextmanager
+def open_engine_client(choice: ModelChoice) -> Iterator[tuple[RequestClient, Tokenizer]]:
+    """An engine of a checkpoint, of ``choice.slots`` sequences of ``choice.max_length``, and the vocabulary.
+
+    Raises:
+        UserError: the checkpoint cannot be read.
+    """
+    from k2jax.convert.loading import tokenizer_of
     from k2jax.inference import Worker
     from k2jax.inference.client import EngineClient
     from k2jax.inference.loading import load_engine
 
-    worker = Worker(load_engine(choice.model, slots=choice.slots, max_length=choice.max_length or longest))
+    worker = Worker(load_engine(choice.model, slots=choice.slots, max_length=choice.max_length))
     try:
-        yield EngineClient(worker)
+        yield EngineClient(worker), tokenizer_of(choice.model)
     finally:
         worker.stop()
 

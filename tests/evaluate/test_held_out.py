@@ -24,7 +24,8 @@ def test_each_class_is_a_greedy_suite_and_a_sampled_one_with_the_settings_of_the
 
 
 @pytest.mark.parametrize(
-    ("change", "why"), [({"rl.eval_prompts": 0}, "config.rl.eval_prompts is 0"), ({"stage": "pretrain"}, "stage pretrain has no")]
+    ("change", "why"),
+    [({"rl.eval_prompts": 0}, "config.rl.eval_prompts is 0"), ({"stage": "pretrain"}, "stage pretrain has no")],
 )
 def test_a_run_without_held_out_tasks_is_refused(change, why):
     with pytest.raises(UserError, match=why):
