@@ -25,6 +25,7 @@ from k2jax.evaluate.statistics import (
 from k2jax.evaluate.suite import Suite
 from k2jax.evaluate.suite_run import JudgedAnswer
 from k2jax.evaluate.votes import VOTES
+from k2jax.trajectory.types import ITEMS
 
 Answers = Mapping[tuple[str, int], JudgedAnswer]
 
@@ -98,7 +99,7 @@ def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Pr
         scores["reward"] = clustered_mean([answer.score for answer in every], clusters)
     for name in sorted(set().union(*(answer.parts for answer in every))):
         scores[f"part/{name}"] = clustered_mean([answer.parts.get(name, 0.0) for answer in every], clusters)
-    scores |= _passes(suite, right_TK)
+    scores |= _pooled_items(tasks, of_tasks) | _passes(suite, right_TK)
     for name, of_task in _metrics(suite):
         values = [of_task(task, group, marks) for task, group, marks in zip(tasks, of_tasks, right_TK, strict=True)]
         scores[name] = clustered_mean(values, range(len(values)))
@@ -185,6 +186,25 @@ def _metrics(suite: Suite) -> list[tuple[str, _OfTask]]:
         found.append((f"majority@{k}", _majority))
     if "best" in suite.metrics:
         found += [(f"best@{size}", _best(size)) for size in _sizes(k)]
+    return found
+
+
+def _pooled_items(tasks: Sequence[Task], of_tasks: Sequence[Sequence[JudgedAnswer]]) -> dict[str, MeanEstimate]:
+    """The share of parts of answers that are right by kind, such as of all instructions of all prompts.
+
+    An answer without a verdict has none of them right; it has so many as the others to its task, or its instructions.
+    """
+    kinds = sorted({kind for group in of_tasks for answer in group for kind in answer.info.get(ITEMS, {})})
+    found = {}
+    for kind in kinds:
+        marks, clusters = [], []
+        for place, (task, group) in enumerate(zip(tasks, of_tasks, strict=True)):
+            of_answers = [answer.info.get(ITEMS, {}).get(kind) for answer in group]
+            count = max([*(len(each) for each in of_answers if each), len(task.metadata.get("instructions", ()))])
+            for each in of_answers:
+                marks += map(float, each or [0.0] * count)
+            clusters += [place] * (len(marks) - len(clusters))
+        found[f"{ITEMS}/{kind}"] = clustered_mean(marks, clusters)
     return found
 
 

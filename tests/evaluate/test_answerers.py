@@ -140,7 +140,7 @@ def test_likelihoods_of_choices_are_sums_over_their_tokens():
         start = len(TOKENIZER.encode_document("Q\nAnswer:"))
         expected.append(sum(ScriptedClient.logprob(ids[:place], ids[place]) for place in range(start, len(ids))))
     assert logprobs == pytest.approx(expected) and read == sum(
-        len(TOKENIZER.encode("Q\nAnswer:" + t)) for t in (" A", " BB")
+        len(TOKENIZER.encode_document("Q\nAnswer:" + t)) for t in (" A", " BB")
     )
 
 

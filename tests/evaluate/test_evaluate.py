@@ -32,6 +32,15 @@ FILES = {
     "mmlu/dev/sums_dev.csv": MMLU.replace("?", "!"),
     "hellaswag_val.jsonl": HELLASWAG,
     "gsm8k/test.jsonl": [{"question": f"{n} apples?", "answer": f"So many.\n#### {n}"} for n in range(5)],
+    "ifeval/input_data.jsonl": [
+        {
+            "key": n,
+            "prompt": f"{n}?",
+            "instruction_id_list": ["punctuation:no_comma", "detectable_format:title"],
+            "kwargs": [{}, {"num_bullets": None}],
+        }
+        for n in range(3)
+    ],
     "aime2025.jsonl": [{"problem": f"{n} primes?", "answer": str(n)} for n in range(3)],
     "gpqa_diamond.csv": "Question,Correct Answer,"
     + ",".join(f"Incorrect Answer {n}" for n in (1, 2, 3))
