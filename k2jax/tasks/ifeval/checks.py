@@ -18,8 +18,9 @@ Given = Mapping[str, Any]
 Check = Callable[[str, Given], bool]
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _ABBREVIATION = re.compile(r"(?:\b(?:[A-Za-z]|Mr|Mrs|Ms|Dr|St|Prof|Inc|Ltd|Jr|Sr|Co|vs|etc|e\.g|i\.e)|\.)$", re.I)
-_SENTENCE_END = re.compile(r"[.!?]+[\"')\]\u201d\u2019]*(?=\s|$)")
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"')\]\u201d\u2019]*+(?=\s|$)")
 _CAPITAL = re.compile(r"[^\W_]+(?:[-'\u2019&][^\W_]+)*")
+_BRACKETS = re.compile(r"\[[^\n\]]*+(\]?)")  # also those without an end, which would be looked for again and again
 _POSTSCRIPTS = {"P.P.S": re.compile(r"p\.\s?p\.\s?s"), "P.S.": re.compile(r"p\.\s?s\.")}
 _HIGHLIGHTS = (re.compile(r"\*[^\n*]*\*"), re.compile(r"\*\*[^\n*]*\*\*"))
 _LONGEST = 20_000
@@ -55,12 +56,7 @@ def _compared(count: int, bound: int, relation: str) -> bool:
 
 
 def _placeholders(text: str) -> int:
-    count = 0
-    for line in text.split("\n"):
-        place = line.find("[")
-        while place >= 0 and (end := line.find("]", place)) >= 0:
-            count, place = count + 1, line.find("[", end)
-    return count
+    return sum(map(bool, _BRACKETS.findall(text)))
 
 
 def _bullets(text: str) -> int:
