@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -19,15 +20,16 @@ from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.client import ChatEndpoint
 from k2jax.errors import UserError
 from k2jax.evaluate.answerers import task_digest
+from k2jax.evaluate.grader import Grader
 from k2jax.evaluate.held_out import HeldOutSuites
 from k2jax.evaluate.lm_eval_files import FOLDER as LM_EVAL
 from k2jax.evaluate.lm_eval_files import write_lm_eval
 from k2jax.evaluate.models import MakeAnswerer, ModelChoice, open_model
-from k2jax.evaluate.page import SuiteOnPage, difference_words, report_page
-from k2jax.evaluate.scores import Price, compare, finite, score_suite, value_of
+from k2jax.evaluate.page import SuiteOnPage, difference_words, report_page, score_words
+from k2jax.evaluate.scores import Price, compare, complete_tasks, finite, score_suite, value_of
 from k2jax.evaluate.statistics import PairedDifference
 from k2jax.evaluate.suite import Suite, load_suite, suite_tasks
-from k2jax.evaluate.suite_run import AnswerLog, JudgedAnswer, missing_answers, read_answers, run_suite
+from k2jax.evaluate.suite_run import AnswerLog, JudgedAnswer, missing_answers, read_answers, run_suite, tokens_of
 from k2jax.files.atomic import write_atomic
 from k2jax.report.table import text_table
 
@@ -108,14 +110,17 @@ class Evaluation:
         if not missing:
             return
         environments = EnvironmentMaker(sandbox, images=images, repositories=None, hosts=hosts)
-        judge = (lambda: ChatEndpoint(judge_url, judge_model)) if judge_url else None
+        key = os.environ.get("JUDGE_API_KEY") or None  # of its own: it may be another's server than the model's
+        judge = (lambda: ChatEndpoint(judge_url, judge_model, api_key=key)) if judge_url else None
+        if judge is None and (graded := [name for name in missing if self._suites[name][0].judge]):
+            raise UserError(f"{graded[0]} has a judge grade answers: name it with --judge_url and --judge_model")
         workers = min(4, os.cpu_count() or 1)
         with VerifierPool(workers=workers, timeout=_VERDICT_SECONDS, retries=1) as pool:
             backend = make_backend(sandbox, images=images) if await self._needs_sandbox(pool) else None
             scorer = Scorer(pool, backend=backend, model=judge)
             async with open_model(self._choice, self._suites, environments) as make:
                 for name in missing:
-                    await self._ask(name, make, scorer, at_once)
+                    await self._ask(name, make, scorer, at_once, judge)
 
     def write(self, price: Price) -> Iterator[str]:
         """Writes results, page and lm-eval's files; yields what there is to print."""
@@ -126,23 +131,33 @@ class Evaluation:
         suite, tasks = self._suites[name]
         answers = read_answers(self._folder / name)
         difference = compare(suite, self._compared[name], answers) if name in self._compared else None
-        return SuiteOnPage(suite, tasks, answers, score_suite(suite, tasks, answers, price), difference)
+        scores, complete = score_suite(suite, tasks, answers, price), complete_tasks(suite, tasks, answers)
+        return SuiteOnPage(suite, complete, answers, scores, difference)
 
-    async def _ask(self, name: str, make: MakeAnswerer, scorer: Scorer, at_once: int) -> None:
+    async def _ask(
+        self, name: str, make: MakeAnswerer, scorer: Scorer, at_once: int, judge: Callable[[], ChatEndpoint] | None
+    ) -> None:
         suite, tasks = self._suites[name]
         log = AnswerLog(self._folder / name)
         progress = _Progress(name, suite, len(tasks) * suite.samples, log)
-        options = {"log": log, "at_once": at_once, "report": progress.add}
+        options = {"log": log, "at_once": at_once, "report": progress.add, "token_budget": suite.token_budget}
         try:
-            await run_suite(tasks, self._digests[name], suite.samples, make(suite), scorer, **options)
+            async with contextlib.AsyncExitStack() as opened:
+                if suite.judge and judge is not None:
+                    options["grader"] = Grader(await opened.enter_async_context(judge()))
+                await run_suite(tasks, self._digests[name], suite.samples, make(suite), scorer, **options)
         finally:
             log.close()
         print(progress.line(), flush=True)
+        missing = len(list(missing_answers(tasks, suite.samples, log.answers)))
+        if missing and _is_used_up(suite, log.answers):
+            print(f"{name}: config.token_budget is used up; {missing:,} answers are not asked for", flush=True)
 
     def _is_missing_answers(self, name: str) -> bool:
         """Whether there is anything to ask, so that a finished evaluation opens no model."""
         suite, tasks = self._suites[name]
-        return any(missing_answers(tasks, suite.samples, read_answers(self._folder / name)))
+        answers = read_answers(self._folder / name)
+        return not _is_used_up(suite, answers) and any(missing_answers(tasks, suite.samples, answers))
 
     async def _needs_sandbox(self, pool: VerifierPool) -> bool:
         names = {task.verifier for _, tasks in self._suites.values() for task in tasks}
@@ -223,8 +238,13 @@ def write_report(
 
 
 def _asked(suite: Suite, tasks: Sequence[Task], digests: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of a suite, and its tasks."""
-    return dataclasses.asdict(suite) | {"tasks": [digests[task.id] for task in tasks]}
+    """Settings of a suite, and its tasks; with a larger token budget it goes on."""
+    settings = {name: value for name, value in dataclasses.asdict(suite).items() if name != "token_budget"}
+    return settings | {"tasks": [digests[task.id] for task in tasks]}
+
+
+def _is_used_up(suite: Suite, answers: Mapping[tuple[str, int], JudgedAnswer]) -> bool:
+    return bool(suite.token_budget) and tokens_of(answers.values()) >= suite.token_budget
 
 
 def _failures(shown: SuiteOnPage) -> str:
@@ -233,7 +253,10 @@ def _failures(shown: SuiteOnPage) -> str:
     difference: PairedDifference | None = shown.difference
     warning = " (the difference is noise)" if difference is not None and difference.is_noise else ""
     tokens = f"{scores.tokens['written']:,} tokens written, {scores.tokens['read']:,} read"
-    return f"{tokens}, {scores.seconds:,.1f} s of answers; of {scores.tasks * scores.samples:,}: {failures}{warning}"
+    words = f"{tokens}, {scores.seconds:,.1f} s of answers; of {scores.tasks * scores.samples:,}: {failures}{warning}"
+    if scores.judge:
+        words += "; judge: " + ", ".join(f"{name} {score_words(score)}" for name, score in scores.judge.items())
+    return words + (f"; {scores.unasked:,} answers not asked for, whose tasks are left out" if scores.unasked else "")
 
 
 class _Progress:

@@ -7,20 +7,22 @@ at random and samples of one task as alike: intervals are over tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import math
 
 import numpy as np
 
 from k2jax.evaluate.statistics import MeanEstimate, clustered_mean
 
+Counts = Sequence[int] | np.ndarray
 
-def average_at_k(correct: np.ndarray, samples: np.ndarray, k: int) -> MeanEstimate:
+
+def average_at_k(correct: Counts, samples: Counts, k: int) -> MeanEstimate:
     """Avg@k: the mean over tasks of the share of right samples; arguments and interval as of ``pass_at_k``."""
     return _over_tasks(correct, samples, k, lambda right, drawn: right / drawn)
 
 
-def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int) -> MeanEstimate:
+def pass_at_k(correct: Counts, samples: Counts, k: int) -> MeanEstimate:
     """pass@k, the chance that at least one of k samples is right (Codex, arXiv:2107.03374, equation 1).
 
     The interval is that of ``clustered_mean`` over the tasks' estimates: between 0 and 1, and with a width also where
@@ -38,12 +40,12 @@ def pass_at_k(correct: np.ndarray, samples: np.ndarray, k: int) -> MeanEstimate:
     return _over_tasks(correct, samples, k, lambda right, drawn: 1 - math.comb(drawn - right, k) / math.comb(drawn, k))
 
 
-def pass_hat_k(correct: np.ndarray, samples: np.ndarray, k: int) -> MeanEstimate:
+def pass_hat_k(correct: Counts, samples: Counts, k: int) -> MeanEstimate:
     """pass^k, the chance that k samples are all right (tau-bench, arXiv:2406.12045); else as ``pass_at_k``."""
     return _over_tasks(correct, samples, k, lambda right, drawn: math.comb(right, k) / math.comb(drawn, k))
 
 
-def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[str, MeanEstimate]:
+def summarize_samples(correct: Counts, samples: Counts, k: int) -> dict[str, MeanEstimate]:
     """Avg@k, pass@k and pass^k by their names, such as ``pass@8``; arguments and errors as of ``pass_at_k``."""
     return {
         f"avg@{k}": average_at_k(correct, samples, k),
@@ -52,7 +54,7 @@ def summarize_samples(correct: np.ndarray, samples: np.ndarray, k: int) -> dict[
     }
 
 
-def _over_tasks(correct: np.ndarray, samples: np.ndarray, k: int, of_task: Callable[[int, int], float]) -> MeanEstimate:
+def _over_tasks(correct: Counts, samples: Counts, k: int, of_task: Callable[[int, int], float]) -> MeanEstimate:
     pairs = [(int(right), int(drawn)) for right, drawn in zip(correct, samples, strict=True)]
     if any(not 0 <= right <= drawn for right, drawn in pairs):
         raise ValueError("a task has more right samples than samples, or fewer than none")

@@ -12,6 +12,7 @@ import numpy as np
 
 from k2jax.agents.task import Task
 from k2jax.errors import UserError
+from k2jax.evaluate.judge_agreement import judge_agreement
 from k2jax.evaluate.pass_at_k import pass_at_k, pass_hat_k
 from k2jax.evaluate.statistics import (
     MeanEstimate,
@@ -56,7 +57,9 @@ class SuiteScores:
         seconds: that all answers took together [s].
         cost: of the tokens.
         failures: numbers of answers: ``machine`` and ``too long``, which count as wrong, and ``cut``, which were judged
-            as far as their verifiers judge what was cut.
+            as far as their verifiers judge what was cut; of a judge, ``ungraded``.
+        judge: how far the suite's judge agrees with the verifier, see ``judge_agreement``; empty without one.
+        unasked: answers that were not asked for, for the token budget was used up; their tasks are left out.
     """
 
     scores: dict[str, MeanEstimate]
@@ -68,17 +71,19 @@ class SuiteScores:
     seconds: float
     cost: float
     failures: dict[str, int]
+    judge: dict[str, MeanEstimate] = dataclasses.field(default_factory=dict)
+    unasked: int = 0
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON values; what is not known or not bounded is None."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("scores", "domains"):
+        for name in ("scores", "domains", "judge"):
             values[name] = {key: finite(each._asdict()) for key, each in values[name].items()}
         return finite(values)
 
 
 def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Price) -> SuiteScores:
-    """The scores of a suite whose answers are all there.
+    """The scores of a suite, of the tasks whose answers are all there.
 
     Args:
         suite: says what is measured, and what is right.
@@ -87,8 +92,11 @@ def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Pr
         price: of tokens.
 
     Raises:
-        UserError: a metric needs what the answers do not have.
+        UserError: a metric needs what the answers do not have, or there is no answer.
     """
+    unasked = len(tasks) * suite.samples - len(answers)
+    if not (tasks := complete_tasks(suite, tasks, answers)):
+        raise UserError("config.token_budget was used up before all answers to one task were there; raise it")
     of_tasks = [[answers[task.id, sample] for sample in range(suite.samples)] for task in tasks]
     every = [answer for of_task in of_tasks for answer in of_task]
     right_TK = np.array([[value_of(suite, answer) for answer in of_task] for of_task in of_tasks], float)
@@ -116,8 +124,28 @@ def score_suite(suite: Suite, tasks: Sequence[Task], answers: Answers, price: Pr
         failures={
             **{kind: sum(answer.failure == kind for answer in every) for kind in ("machine", "too long")},
             "cut": sum(answer.cut for answer in every),
+            **({"ungraded": sum(answer.graded is None for answer in every)} if suite.judge else {}),
         },
+        judge=_agreement(every, right, clusters),
+        unasked=unasked,
     )
+
+
+def complete_tasks(suite: Suite, tasks: Sequence[Task], answers: Answers) -> list[Task]:
+    """The tasks whose answers are all there: all of them, but where a token budget has ended the suite."""
+    return [task for task in tasks if all((task.id, sample) in answers for sample in range(suite.samples))]
+
+
+def _agreement(
+    every: Sequence[JudgedAnswer], right: Sequence[float], clusters: Sequence[int]
+) -> dict[str, MeanEstimate]:
+    """How far the judge agrees with the verifier, on the answers that have both verdicts."""
+    both = [
+        (answer.graded, mark == 1.0, cluster)
+        for answer, mark, cluster in zip(every, right, clusters, strict=True)
+        if answer.graded is not None
+    ]
+    return judge_agreement(*map(list, zip(*both, strict=True))) if both else {}
 
 
 def is_right(suite: Suite, answer: JudgedAnswer) -> bool:
@@ -185,7 +213,9 @@ def _metrics(suite: Suite) -> list[tuple[str, _OfTask]]:
     if "majority" in suite.metrics:
         found.append((f"majority@{k}", _majority))
     if "best" in suite.metrics:
-        found += [(f"best@{size}", _best(size)) for size in _sizes(k)]
+        found += [(f"best@{size}", _best(size, lambda answer: answer.likelihood)) for size in _sizes(k)]
+    if "judged_best" in suite.metrics:
+        found += [(f"judged_best@{size}", _best(size, lambda answer: answer.graded)) for size in _sizes(k)]
     return found
 
 
@@ -229,9 +259,11 @@ def _majority(task: Task, answers: Sequence[JudgedAnswer], marks: np.ndarray) ->
     return majority_vote(votes, marks.astype(bool).tolist())
 
 
-def _best(size: int) -> _OfTask:
+def _best(size: int, value: Callable[[JudgedAnswer], float | None]) -> _OfTask:
+    """The score of the answer with the largest value among ``size``; one without a value is picked last."""
+
     def of_task(task: Task, answers: Sequence[JudgedAnswer], marks: np.ndarray) -> float:
-        values = [-math.inf if answer.likelihood is None else answer.likelihood for answer in answers]
+        values = [-math.inf if (known := value(answer)) is None else known for answer in answers]
         return best_of_n(values, marks, size)
 
     return of_task

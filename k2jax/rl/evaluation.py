@@ -65,8 +65,7 @@ class HeldOutTasks:
             right.append(sum(self.is_right(group, i) for i in scored))
         record, shares = {}, {}
         if first:
-            greedy = np.array([self.is_right(group, 0) for group in first])
-            shares["greedy"] = average_at_k(greedy, np.ones(len(first)), 1)
+            shares["greedy"] = average_at_k([self.is_right(group, 0) for group in first], [1] * len(first), 1)
         if max(drawn) >= k:
             shares |= summarize_samples(np.array(right), np.array(drawn), k)
         if without := sum(each.reward is None for group in groups for each in group.trajectories):

@@ -176,7 +176,7 @@ def test_a_conversation_is_its_own_token_ids_which_no_text_can_forge(root):
     [
         (("local_other",), "has no task 'local_other', only local_choice"),
         (("local_choice", "--model=oracle", "--max_length=0"), "asks a checkpoint with --max_length"),
-        (("local_choice", "--samples=2"), "without --config, --preset and --samples"),
+        (("local_choice", "--samples=2"), "without --config, --preset, --samples"),
         (("local_choice", "--include_path=/nowhere"), "'/nowhere' is no folder of lm-eval's YAML files"),
     ],
 )

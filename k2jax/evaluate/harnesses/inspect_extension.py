@@ -204,6 +204,7 @@ class K2JaxSandbox(SandboxEnvironment):
         input: str | bytes | None = None,
         cwd: str | None = None,
         env: dict[str, str] | None = None,
+        *,
         user: str | None = None,
         timeout: int | None = None,
         timeout_retry: bool = True,
