@@ -113,6 +113,8 @@ class ModelChoice:
         for name, suite in suites.items():
             if by_text and suite.method == "choices":
                 raise UserError(f"{name}: a server of text gives no log-probabilities of choices; use --api=tokens")
+            if by_text and suite.scaffold:
+                raise UserError(f"{name}: config.scaffold acts on token ids; use a checkpoint or --api=tokens")
             if (by_text or self.is_program) and "best" in suite.metrics:
                 raise UserError(f"{name}: the metric best needs log-probabilities; use a checkpoint or --api=tokens")
 

@@ -81,6 +81,16 @@ def test_a_suite_of_one_answer_is_asked_by_completions(solving, tmp_path):
     assert answer.text.startswith("9") and sampling.max_tokens == 8
 
 
+def test_a_scaffold_of_a_suite_is_not_passed_over(tmp_path):
+    suite = tmp_path / "mine.py"
+    suite.write_text(
+        "from k2jax.evaluate.suite import suite\n\n\ndef get_config():\n"
+        "    return suite(scaffold='chat context=discard_all tokens=99')\n"
+    )
+    done = evaluate("http://127.0.0.1:1", "messages", tmp_path / "run", str(suite))
+    assert done.returncode == 2 and "mine: config.scaffold acts on token ids" in done.stderr
+
+
 def test_a_wrong_key_ends_the_command_in_a_line_without_it(solving, tmp_path):
     done = evaluate(solving.url, "messages", tmp_path / "key", "tool_use", "--count=1", ANTHROPIC_API_KEY="sk-8")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "sk-8" not in done.stderr
