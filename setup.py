@@ -39,7 +39,10 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["k2jax", "k2jax.*", "pallas_kernels", "pallas_kernels.*"]),
     package_data={"k2jax.agents.judges": ["*.yaml"]},
-    entry_points={"k2jax.catalogs": ["tasks = k2jax.tasks.catalog:CATALOG"]},
+    entry_points={
+        "k2jax.catalogs": ["tasks = k2jax.tasks.catalog:CATALOG"],
+        "inspect_ai": ["k2jax = k2jax.evaluate.harnesses.inspect_extension"],
+    },
     install_requires=[
         "absl-py>=2.1",
         "jax>=0.10.2",

@@ -6,12 +6,14 @@ process: ``ScriptedClient`` for tests, ``HTTPClient`` for servers. ``ChatEndpoin
 environments, gateways and judges import it.
 
 In reading order: ``token_constraint`` (a grammar that an answer obeys), ``types`` (all of that), ``scripted``,
-``http``, ``chat_endpoint``, ``keys`` (API keys of servers), ``addresses`` (which belong to the internet).
+``http``, ``text_apis`` (the APIs of servers), ``chat_endpoint``, ``keys`` (API keys of servers), ``addresses`` (which
+belong to the internet).
 """
 
-from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint, ChatReply
+from k2jax.client.chat_endpoint import ChatAnswer, ChatEndpoint
 from k2jax.client.http import HTTPClient, ServerFailedError
 from k2jax.client.scripted import ScriptedClient, cut_reply
+from k2jax.client.text_apis import TEXT_APIS, ChatReply
 from k2jax.client.token_constraint import TokenConstraint
 from k2jax.client.types import (
     MAX_TOP_LOGPROBS,
@@ -28,6 +30,7 @@ from k2jax.client.types import (
 
 __all__ = [
     "MAX_TOP_LOGPROBS",
+    "TEXT_APIS",
     "UNKNOWN_VERSION",
     "ChatAnswer",
     "ChatEndpoint",

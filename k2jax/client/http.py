@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 import json
+import re
+import types
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -24,6 +26,11 @@ from k2jax.errors import InfrastructureError, UserError
 
 KEPT_CONNECTIONS = 64
 """Connections to a server that are kept for later requests while no request needs them."""
+LARGEST_ANSWER = 1 << 27
+"""Bytes of a server's answer that are read: a million tokens with their log-probabilities are fewer."""
+_LARGEST_ERROR = 1 << 16
+_LONGEST_WORDS = 1000
+_TOO_LONG = re.compile(r"maximum context length|(prompt|messages\[\d+\]) is too long|this model's longest sequence is")
 _Read = TypeVar("_Read")
 
 
@@ -39,10 +46,12 @@ class Endpoint:
     Args:
         url: of the server, without ``/v1``.
         model: the name that the server knows the model by.
-        api_key: sent as a bearer token.
+        api_key: sent as a bearer token; what a server says of it is not repeated.
         timeout: longest silence of the server [s].
         attempts: most times that a request is sent; connection errors, status 429 and 5xx are tried again.
         backoff: pause before the second attempt [s]; it doubles with every further one.
+        key_header: name of a header that has the key instead.
+        headers: of every request.
     """
 
     def __init__(
@@ -54,14 +63,18 @@ class Endpoint:
         timeout: float = 600.0,
         attempts: int = 5,
         backoff: float = 0.5,
+        key_header: str = "",
+        headers: Mapping[str, str] = types.MappingProxyType({}),
     ):
         try:
             import httpx
         except ModuleNotFoundError:
             raise UserError('httpx is not installed: pip install -e ".[client]"') from None
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        key = {key_header: api_key} if key_header else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
+        headers = {**headers, **(key if api_key is not None else {})}
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
+        self._secret = api_key or ""
         self._retried = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
         self._failed = httpx.HTTPError
         self.url, self.model, self._attempts, self._backoff = url, model, attempts, backoff
@@ -100,10 +113,9 @@ class Endpoint:
                 async with self._http.stream("POST", path, json=body) as response:
                     if response.status_code < 400:
                         return await read(response)
-                    raw = await response.aread()
+                    raw, _ = await _beginning(response, _LARGEST_ERROR)
                     error = _error_of(raw)
-                    text = str(error["message"]) if "message" in error else raw[:200].decode(errors="replace")
-                    failure = f"status {response.status_code}: {' '.join(text.split())}"
+                    failure = f"status {response.status_code}: {self._words(error, raw)}"
                     if response.status_code < 500 and response.status_code != 429:
                         kind = PromptTooLongError if _is_too_long(error) else UserError
                         raise kind(f"{self.url} refused the request with {failure}")
@@ -112,6 +124,12 @@ class Endpoint:
                 if is_reported() or not isinstance(broken, self._retried):
                     raise ServerFailedError(f"{self.url} failed: {failure}") from broken
         raise ServerFailedError(f"{self.url} failed {self._attempts} times, the last time with {failure}")
+
+    def _words(self, error: Mapping[str, Any], raw: bytes) -> str:
+        """What a server says of its error, in a line of bounded length without the API key."""
+        text = str(error["message"]) if "message" in error else raw[:200].decode(errors="replace")
+        text = text.replace(self._secret, "***") if self._secret else text
+        return " ".join(text.split())[:_LONGEST_WORDS]
 
 
 class HTTPClient(Endpoint, Client):
@@ -226,7 +244,7 @@ class HTTPClient(Endpoint, Client):
     async def _choices(self, response: Any, stream: bool) -> AsyncIterator[dict[str, Any]]:
         """The choice of a whole answer, or of every chunk of a stream."""
         if not stream:
-            for choice in choices_of(decoded(await response.aread(), self.url), self.url)[:1]:
+            for choice in choices_of(await body_of(response, self.url), self.url)[:1]:
                 yield choice
             return
         async for line in response.aiter_lines():
@@ -236,6 +254,24 @@ class HTTPClient(Endpoint, Client):
                     raise ServerFailedError(f"{self.url} failed: {chunk['error'].get('message')}")
                 for choice in choices_of(chunk, self.url):
                     yield choice
+
+
+async def body_of(response: Any, url: str) -> dict[str, Any]:
+    """The object that a server answers with; raises ServerFailedError where there is none, or a larger one."""
+    raw, is_whole = await _beginning(response, LARGEST_ANSWER)
+    if not is_whole:
+        raise ServerFailedError(f"{url} answered with more than {LARGEST_ANSWER:,} bytes")
+    return decoded(raw, url)
+
+
+async def _beginning(response: Any, most: int) -> tuple[bytes, bool]:
+    """At most so many bytes of an answer, and whether those are all of it."""
+    raw = bytearray()
+    async for part in response.aiter_bytes():
+        raw += part
+        if len(raw) > most:
+            return bytes(raw[:most]), False
+    return bytes(raw), True
 
 
 def decoded(raw: str | bytes, url: str) -> dict[str, Any]:
@@ -267,5 +303,6 @@ def _error_of(raw: bytes) -> dict[str, Any]:
 
 
 def _is_too_long(error: dict[str, Any]) -> bool:
-    """Whether an error says so: by OpenAI's code, which this project's server has too, or in vLLM's words."""
-    return error.get("code") == "context_length_exceeded" or "maximum context length" in str(error.get("message"))
+    """Whether an error says so: by OpenAI's code, or in the words of vLLM, Anthropic and this project's messages."""
+    words = str(error.get("message"))
+    return error.get("code") == "context_length_exceeded" or bool(_TOO_LONG.search(words))

@@ -16,6 +16,7 @@ from k2jax.agents.episode_key import EpisodeKey, environment_seed, turn_seed
 from k2jax.agents.scaffolds.scripted import MOST_STEPS, Policy, acted, play
 from k2jax.agents.task import Task
 from k2jax.client import ChatEndpoint, Client, PromptTooLongError, Sampling
+from k2jax.client.text_apis import NATIVE
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.evaluate.suite import Suite
 from k2jax.tasks.multiple_choice.dataset import ANSWER, CONTINUATIONS
@@ -25,7 +26,7 @@ from k2jax.text.tokenizer import Tokenizer
 from k2jax.trajectory import Node, Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN, ROOT
 
-_MESSAGE = ("role", "content", "tool_calls")
+_MESSAGE = ("role", "content", "tool_calls", NATIVE)
 """What is kept of a server's message."""
 
 
@@ -110,14 +111,14 @@ class TokenAnswerer:
 
 
 class ChatAnswerer:
-    """Episodes of any server of OpenAI's chat completions, by text: no token ids are needed.
+    """Episodes of any server that answers by text, see ``TEXT_APIS``: no token ids are needed.
 
     Args:
         suite: how answers are sampled. What a server cannot be told in OpenAI's fields, such as thinking, stands in
             ``fields``.
         endpoint: the server.
         environments: makes the surroundings of episodes.
-        fields: of every request, beside those of the suite.
+        fields: of every request, in the place of those of the suite; None leaves one out.
     """
 
     def __init__(self, suite: Suite, endpoint: ChatEndpoint, environments: EnvironmentMaker, fields: Mapping[str, Any]):
@@ -149,7 +150,9 @@ class ChatAnswerer:
             finish = "length"
             if turn < steps and (tokens is None or written < tokens):
                 left = self._suite.max_tokens if tokens is None else min(self._suite.max_tokens, tokens - written)
-                reply = await self._endpoint.reply(self._request(messages, key, turn, left, environment.tools))
+                reply = await self._endpoint.reply(
+                    self._request(messages, key, turn, left, environment.tools), self._fields
+                )
                 said = {name: reply.message[name] for name in _MESSAGE if reply.message.get(name)}
                 messages.append({"role": "assistant", "content": "", **said})
                 node = trajectory.add(acted(node, turn, messages[-1]))
@@ -174,7 +177,7 @@ class ChatAnswerer:
         if suite.temperature:
             request["seed"] = turn_seed(suite.seed, key, turn) >> 1  # servers read 31 bits
         request |= {name: value for name, value in (("top_k", suite.top_k), ("tools", list(tools))) if value}
-        return request | ({"top_p": suite.top_p} if suite.top_p < 1.0 else {}) | dict(self._fields)
+        return request | ({"top_p": suite.top_p} if suite.top_p < 1.0 else {})
 
     def _check_length(self, task: Task) -> None:
         """Without a vocabulary a prompt surely fits where every byte may be a token; others cannot be cut by tokens."""
@@ -182,7 +185,7 @@ class ChatAnswerer:
         if self._suite.overflow == "truncate" and size > self._suite.context - self._suite.max_tokens:
             raise UserError(
                 f"the prompt of the task {task.id!r} may be longer than config.context {self._suite.context}, and a "
-                "chat endpoint counts no tokens in advance: use --api=tokens, or config.overflow fail"
+                "server of text counts no tokens in advance: use --api=tokens, or config.overflow fail"
             )
 
 
@@ -237,7 +240,7 @@ class ModelLikelihoods:
             prompt = prompt_ids(task, self._chat)
             return [*prompt, *self._tokenizer.encode(continuation.lstrip())], len(prompt)
         text = "\n\n".join(str(message["content"]) for message in task.instruction)
-        prompt, whole = self._tokenizer.encode(text), self._tokenizer.encode(text + continuation)
+        prompt, whole = map(self._tokenizer.encode_document, (text, text + continuation))  # as texts of training begin
         # A token may reach over the border: what follows is then scored from that token on.
         start = next((i for i, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), len(prompt))
         return whole, min(start, len(whole) - 1)

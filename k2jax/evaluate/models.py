@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import oracles
@@ -30,8 +31,14 @@ from k2jax.evaluate.suite import Suite
 from k2jax.text.chat import ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from k2jax.inference.request_client import RequestClient
+
 PROGRAMS = ("oracle", "null")
 """Models that are none: the policy that solves a data set, and the one that says nothing."""
+TOKENS = "tokens"
+"""The API with token ids; those of ``TEXT_APIS`` are by text."""
+_KEYS = {"messages": "ANTHROPIC_API_KEY"}
 _KEY = "OPENAI_API_KEY"
 _ROUND = 64
 MakeAnswerer = Callable[[Suite], Answerer]
@@ -43,11 +50,12 @@ class ModelChoice:
 
     Attributes:
         model: a checkpoint argument, a URL without /v1, ``oracle`` or ``null``.
-        api: of a server: ``chat`` for OpenAI's chat completions, ``tokens`` for completions with token ids.
+        api: of a server: ``chat``, ``completions``, ``responses`` or ``messages`` by text, see ``TEXT_APIS``; or
+            ``tokens`` for completions with token ids.
         served_model: the server's name for its model.
         tokenizer: of a server with token ids: a checkpoint or file with its vocabulary.
         chat_format: of conversations, see ``configured_chat``; empty is that of the checkpoint's run, or ``auto``.
-        fields: of every request to a chat endpoint, beside those of the suite.
+        fields: of every request by text, in the place of those of the suite; None leaves one out.
         slots: sequences that an engine runs at a time.
         max_length: an engine's longest sequence; 0 is that of the longest prompt and its answer [tokens].
     """
@@ -67,16 +75,30 @@ class ModelChoice:
         return self.model.startswith(("http://", "https://"))
 
     @property
+    def key(self) -> str:
+        """Name of the environment variable with the server's API key."""
+        return _KEYS.get(self.api, _KEY)
+
+    @property
     def is_program(self) -> bool:
         """Whether no model answers."""
         return self.model in PROGRAMS
 
+    def with_length(self, max_length: int) -> ModelChoice:
+        """This model with another longest sequence of its engine, where it has an engine and says none itself."""
+        has_engine = not (self.is_server or self.is_program)
+        return dataclasses.replace(self, max_length=max_length) if has_engine and not self.max_length else self
+
     def check(self, suites: Mapping[str, Suite]) -> None:
         """Raises UserError where a setting is missing or has no meaning, or a suite asks what the model cannot give."""
-        by_text = self.is_server and self.api == "chat"
+        by_text = self.is_server and self.api != TOKENS
+        if self.is_server and (urlsplit(self.model).username or urlsplit(self.model).query):
+            raise UserError(
+                f"--model has a user or a query, which would be written down; the key is read from ${self.key}"
+            )
         if self.is_server and not self.served_model:
             raise UserError("--served_model is required with a URL: the server's name for its model")
-        if self.is_server and self.api == "tokens" and not self.tokenizer:
+        if self.is_server and self.api == TOKENS and not self.tokenizer:
             raise UserError("--tokenizer is required with --api=tokens: a checkpoint or file with the vocabulary")
         unread = {
             "served_model": (self.served_model, self.is_server),
@@ -90,7 +112,9 @@ class ModelChoice:
                 raise UserError(f"--{name} is not read with --model={self.model}; leave it out")
         for name, suite in suites.items():
             if by_text and suite.method == "choices":
-                raise UserError(f"{name}: a chat endpoint gives no log-probabilities of choices; use --api=tokens")
+                raise UserError(f"{name}: a server of text gives no log-probabilities of choices; use --api=tokens")
+            if by_text and suite.scaffold:
+                raise UserError(f"{name}: config.scaffold acts on token ids; use a checkpoint or --api=tokens")
             if (by_text or self.is_program) and "best" in suite.metrics:
                 raise UserError(f"{name}: the metric best needs log-probabilities; use a checkpoint or --api=tokens")
 
@@ -118,12 +142,12 @@ async def open_model(
     if choice.is_program:
         yield lambda suite: _program(choice.model, suite, environments)
         return
-    key = os.environ.get(_KEY) or None
-    if choice.is_server and choice.api == "chat":
-        async with ChatEndpoint(choice.model, choice.served_model, api_key=key) as endpoint:
+    key = os.environ.get(choice.key) or None
+    if choice.is_server and choice.api != TOKENS:
+        async with ChatEndpoint(choice.model, choice.served_model, api=choice.api, api_key=key) as endpoint:
             yield lambda suite: ChatAnswerer(suite, endpoint, environments, choice.fields)
         return
-    tokenizer, chat = _vocabulary(choice)
+    tokenizer, chat = vocabulary_of(choice)
     async with contextlib.AsyncExitStack() as opened:
         if choice.is_server:
             client: Client = await opened.enter_async_context(
@@ -146,7 +170,12 @@ def _program(name: str, suite: Suite, environments: EnvironmentMaker) -> Answere
     return PolicyAnswerer(oracles.get(suite.dataset) if name == "oracle" else null_policy, environments)
 
 
-def _vocabulary(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
+def vocabulary_of(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
+    """The vocabulary of a model, and the format of its conversations.
+
+    Raises:
+        UserError: it has no such vocabulary, or no such format.
+    """
     from k2jax.checkpoint import run_config, run_folder
     from k2jax.convert.loading import tokenizer_of
 
@@ -175,13 +204,25 @@ def _engine(choice: ModelChoice, longest: int, suites: Mapping[str, tuple[Suite,
     several = [name for name, (_, tasks) in suites.items() if any(task.environment != "single_turn" for task in tasks)]
     if several and not choice.max_length:
         raise UserError(f"{several[0]} has episodes of several turns: say with --max_length how long they may become")
+    with open_engine_client(dataclasses.replace(choice, max_length=choice.max_length or longest)) as (client, _):
+        yield client
+
+
+@contextlib.contextmanager
+def open_engine_client(choice: ModelChoice) -> Iterator[tuple[RequestClient, Tokenizer]]:
+    """An engine of a checkpoint, of ``choice.slots`` sequences of ``choice.max_length``, and the vocabulary.
+
+    Raises:
+        UserError: the checkpoint cannot be read.
+    """
+    from k2jax.convert.loading import tokenizer_of
     from k2jax.inference import Worker
     from k2jax.inference.client import EngineClient
     from k2jax.inference.loading import load_engine
 
-    worker = Worker(load_engine(choice.model, slots=choice.slots, max_length=choice.max_length or longest))
+    worker = Worker(load_engine(choice.model, slots=choice.slots, max_length=choice.max_length))
     try:
-        yield EngineClient(worker)
+        yield EngineClient(worker), tokenizer_of(choice.model)
     finally:
         worker.stop()
 

@@ -98,6 +98,7 @@ def difference_words(difference: PairedDifference) -> str:
 def _score_table(scores: SuiteScores) -> str:
     rows = [(name, score_words(score)) for name, score in scores.scores.items()]
     rows += [(f"accuracy of {name}", score_words(score)) for name, score in scores.domains.items()]
+    rows += [(f"judge: {name}", score_words(score)) for name, score in scores.judge.items()]
     rows.append(("standard error by bootstrap", f"{scores.bootstrap_error:.4f}"))
     rows.append(("tasks, answers to each", f"{scores.tasks:,}, {scores.samples:,}"))
     rows.append(("tokens read, written", f"{scores.tokens['read']:,}, {scores.tokens['written']:,}"))
@@ -105,6 +106,8 @@ def _score_table(scores: SuiteScores) -> str:
     if scores.cost:
         rows.append(("cost", f"{scores.cost:,.4f}"))
     rows += [(f"answers: {kind}", f"{count:,}") for kind, count in scores.failures.items()]
+    if scores.unasked:
+        rows.append(("answers: not asked, for the token budget was used up", f"{scores.unasked:,}"))
     cells = "".join(f'<tr><td>{escape(name)}</td><td class="n">{escape(value)}</td></tr>' for name, value in rows)
     return f"<table>{cells}</table>"
 
@@ -114,6 +117,8 @@ def _answer(suite: Suite, task: Task, answer: JudgedAnswer) -> str:
     kind = "failed" if answer.failure else "right" if value == 1.0 else "wrong"
     verdict = f"{answer.failure}: {answer.error}" if answer.failure else f"score {answer.score:g}"
     title = f"{task.id} · {task.domain} · answer {answer.sample} · {verdict}" + " · cut" * answer.cut
+    if answer.graded is not None:
+        title += f" · judge: {'right' if answer.graded else 'wrong'}"
     shown = answer.messages or [dict(message) for message in task.instruction]
     said = "".join(_message(message) for message in shown)
     info = json.dumps({"parts": answer.parts, "info": answer.info}, ensure_ascii=False, indent=1)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from k2jax.evaluate.pass_at_k import CONFIDENCE
-
+CONFIDENCE = 0.95
+"""Confidence level of all intervals."""
 _EXACT_DEGREES = 200
 """Degrees of freedom up to which quantiles of Student's t are exact; above them an expansion has nine digits."""
 _NUMBERS_AT_ONCE = 1 << 22
@@ -68,7 +68,7 @@ class PairedDifference(NamedTuple):
         return self.low <= 0.0 <= self.high
 
 
-def clustered_mean(scores: Sequence[float], tasks: Sequence[Hashable]) -> MeanEstimate:
+def clustered_mean(scores: Sequence[float], tasks: Sequence[Hashable], *, trials: float | None = None) -> MeanEstimate:
     """The mean of all scores with its standard error clustered by task.
 
     The error is the cluster-robust one of a regression on a constant (CR1): with so many samples of each task as of the
@@ -80,6 +80,8 @@ def clustered_mean(scores: Sequence[float], tasks: Sequence[Hashable]) -> MeanEs
     Args:
         scores: one for each sample.
         tasks: the task of each.
+        trials: most independent yes-or-no trials that scores between 0 and 1 are worth; None is their number where all
+            are 0 or 1, and else no bound.
 
     Raises:
         ValueError: there is no score, or one is not finite.
@@ -93,7 +95,8 @@ def clustered_mean(scores: Sequence[float], tasks: Sequence[Hashable]) -> MeanEs
     scores_N = np.asarray(scores, float)
     if scores_N.min() >= 0.0 and scores_N.max() <= 1.0:
         is_binary = bool(np.isin(scores_N, (0.0, 1.0)).all())
-        low, high = _share_interval(mean, error, clusters, total if is_binary else math.inf)
+        most = trials if trials is not None else total if is_binary else math.inf
+        low, high = _share_interval(mean, error, clusters, most)
     else:
         half = t_quantile(clusters - 1) * error if clusters > 1 else math.inf
         low, high = mean - half, mean + half

@@ -28,10 +28,17 @@ from k2jax.tasks.generated import user
 FOLDER = Path("experiments/evaluate")
 DATE = "DATE"
 """Stands in a system prompt for the day on which the evaluation began."""
-Metric = Literal["pass", "pass_hat", "majority", "best"]
+Metric = Literal["pass", "pass_hat", "majority", "best", "judged_best"]
 _K25_SYSTEM = (
     "You are Kimi, today's date: DATE. Your task is to help the user with their questions by using various tools, "
-    "thinking deeply, and ultimately answering the user's questions."
+    "thinking deeply, and ultimately answering the user's questions. Please follow the following principles strictly "
+    "during the deep research: 1. Always focus on the user's original question during the research process, avoiding "
+    "deviating from the topic. 2. When facing uncertain information, use search tools to confirm. 3. When searching, "
+    "filter high-trust sources (such as authoritative websites, academic databases, and professional media) and "
+    "maintain a critical mindset towards low-trust sources. 4. When performing numerical calculations, prioritize "
+    "using programming tools to ensure accuracy. 5. Please use the format [^index^] to cite any information you use. "
+    "6. This is a **Very Difficult** problem, do not underestimate it. You must use tools to help your reasoning and "
+    "then solve the problem. 7. Before you finally give your answer, please recall what the question is asking for."
 )
 PRESETS = MappingProxyType(
     {
@@ -75,6 +82,8 @@ class Suite:
     scaffold: str = ""  #: "NAME option=value ..."; empty is the dataset's choice
     tools: tuple[str, ...] = ()  #: toolsets, each "NAME option=value ..."; empty is the dataset's choice
     correct: PositiveShare = 1.0  #: least reward of an answer that is right
+    judge: bool = False  #: a judge grades the answers too (--judge_url): how far it agrees with the verifier
+    token_budget: NonNegativeInt = 0  #: tokens of all answers, read and written, that end the suite; 0 is none [tokens]
     metrics: tuple[Metric, ...] = ()  #: beside accuracy and mean reward: pass@k, pass^k, majority vote, best of k
 
 
@@ -134,7 +143,18 @@ def checked_suite(fields: dict[str, Any]) -> Suite:
     check_fields(suite)
     if suite.method == "choices":
         defaults = Suite()
-        unread = ("samples", "temperature", "top_p", "top_k", "tools", "scaffold", "steps", "episode_tokens", "metrics")
+        unread = (
+            "judge",
+            "samples",
+            "temperature",
+            "top_p",
+            "top_k",
+            "tools",
+            "scaffold",
+            "steps",
+            "episode_tokens",
+            "metrics",
+        )
         for name in unread:
             if getattr(suite, name) != getattr(defaults, name):
                 raise UserError(f"config.{name} is set, and method choices samples nothing; leave it out")
@@ -142,6 +162,8 @@ def checked_suite(fields: dict[str, Any]) -> Suite:
         raise UserError("config.template is text, which is of method choices alone; leave it out")
     if set(suite.metrics) and suite.samples < 2:
         raise UserError(f"config.metrics has {suite.metrics[0]}, which needs several samples; raise config.samples")
+    if "judged_best" in suite.metrics and not suite.judge:
+        raise UserError("config.metrics has judged_best, the best of k by a judge, and config.judge is false; set it")
     if suite.context and suite.context <= suite.max_tokens:
         raise UserError(f"config.context {suite.context} leaves no room for a prompt beside max_tokens")
     if suite.overflow == "truncate" and not suite.context:
@@ -169,6 +191,8 @@ def suite_tasks(suite: Suite, data: str, day: str) -> list[Task]:
     choices = TaskConfig(**{name: getattr(suite, name) for name in named})
     tasks = [_with_system(task.with_choices(choices), suite.system.replace(DATE, day)) for task in tasks]
     for task in tasks:
+        if suite.judge and "answer" not in task.metadata:
+            raise UserError(f"the task {task.id!r} has no right answer that config.judge could be shown; leave it out")
         if "majority" in suite.metrics and task.verifier not in VOTES:
             raise UserError(
                 f"the metric majority knows no votes of the verifier {task.verifier!r}, only of {', '.join(VOTES)}"

@@ -7,7 +7,7 @@ apart; the same command asks for it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 from pathlib import Path
@@ -19,6 +19,7 @@ from k2jax.agents.task import Task
 from k2jax.client import PromptTooLongError
 from k2jax.errors import InfrastructureError, UserError
 from k2jax.evaluate.answerers import Answerer, Given, failed_episode
+from k2jax.evaluate.grader import Grader
 from k2jax.files.append_log import AppendLog, ChecksummedLines, read_log
 from k2jax.trajectory import Reward, Trajectory
 from k2jax.trajectory.types import NO_TURN
@@ -52,6 +53,7 @@ class JudgedAnswer:
         tries: that it took.
         failure: ``machine``; ``too long`` of a prompt that does not fit; or empty.
         error: why it failed.
+        graded: whether the suite's judge calls it right; None where there is none, or it gave no verdict.
     """
 
     task: str
@@ -70,6 +72,7 @@ class JudgedAnswer:
     tries: int
     failure: Failure = ""
     error: str = ""
+    graded: bool | None = None
 
 
 class AnswerLog:
@@ -128,6 +131,8 @@ async def run_suite(
     log: AnswerLog,
     at_once: int,
     report: Callable[[JudgedAnswer], None],
+    grader: Grader | None = None,
+    token_budget: int = 0,
 ) -> None:
     """Asks for all answers that are not in the log, or that a machine prevented.
 
@@ -140,16 +145,26 @@ async def run_suite(
         log: of the answers.
         at_once: answers at a time.
         report: is told of every new answer.
+        grader: grades each beside ``scorer``, or None.
+        token_budget: of all answers in the log, read and written, from which on nothing more is asked; 0 is none. What
+            is under way then is finished.
 
     Raises:
-        UserError: a task cannot be asked or judged at all, or nothing but failures comes at first.
+        UserError: a model does not say how many tokens an answer took, which a budget needs; a task cannot be asked or
+            judged at all; or nothing but failures comes at first.
     """
     waiting = iter(list(missing_answers(tasks, samples, log.answers)))
     counts = {"failed": 0, "answered": 0}
 
     async def work() -> None:
         for place, task, sample in waiting:
+            if token_budget and tokens_of(log.answers.values()) >= token_budget:
+                return
             answer = await _answered(task, place, sample, digests[task.id], answerer, scorer)
+            if token_budget and answer.text and not (answer.tokens or answer.prompt_tokens):
+                raise UserError("the model does not say how many tokens it took, which config.token_budget counts")
+            if grader is not None and not answer.failure:
+                answer = dataclasses.replace(answer, graded=await grader.grade(task, answer.text))
             log.append(answer)
             report(answer)
             counts["failed" if answer.failure == "machine" else "answered"] += 1
@@ -162,6 +177,11 @@ async def run_suite(
                 group.create_task(work())
     except BaseExceptionGroup as errors:  # not except*, out of which Python 3.11.2 raises a group again
         raise _first(errors) from None
+
+
+def tokens_of(answers: Iterable[JudgedAnswer]) -> int:
+    """All tokens that answers took, read and written."""
+    return sum(answer.prompt_tokens + answer.tokens for answer in answers)
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

@@ -33,7 +33,7 @@ MODULES = {
     "k2jax.train": LaunchedModule("", several_hosts=True),
     "k2jax.rl": LaunchedModule("", several_hosts=True),
     "k2jax.rollout": LaunchedModule("k2jax.rollout.__main__"),
-    "k2jax.evaluate": LaunchedModule("k2jax.evaluate.__main__", ("SUITE",) * 32, 31),
+    "k2jax.evaluate": LaunchedModule("k2jax.evaluate.__main__", ("SUITE",) * 32, 32),
     "k2jax.evaluate.pictures": LaunchedModule("k2jax.evaluate.pictures"),
     "k2jax.env.check": LaunchedModule("k2jax.tasks.oracle_check", ("dataset",)),
     "k2jax.env.demonstrate": LaunchedModule("k2jax.tasks.demonstrate"),

@@ -13,7 +13,7 @@ from k2jax.agents.mixture import TaskMixture
 from k2jax.agents.roles import RoleClient
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
-from k2jax.evaluate.pass_at_k import proportion, summarize_samples
+from k2jax.evaluate.pass_at_k import average_at_k, summarize_samples
 from k2jax.inference import Engine, LockstepClient
 from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.rl.episodes import Episodes
@@ -65,7 +65,7 @@ class HeldOutTasks:
             right.append(sum(self.is_right(group, i) for i in scored))
         record, shares = {}, {}
         if first:
-            shares["greedy"] = proportion(sum(self.is_right(group, 0) for group in first), len(first))
+            shares["greedy"] = average_at_k([self.is_right(group, 0) for group in first], [1] * len(first), 1)
         if max(drawn) >= k:
             shares |= summarize_samples(np.array(right), np.array(drawn), k)
         if without := sum(each.reward is None for group in groups for each in group.trajectories):

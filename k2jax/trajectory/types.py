@@ -15,6 +15,8 @@ import numpy as np
 ROOT = -1
 NO_TURN = -1
 NO_VERSION = -1
+ITEMS = "items"
+"""Key of a reward's ``info``: verdicts of the parts of an answer that are counted by themselves, lists by kind."""
 _AGENT = ("role", "sub_agent")  # keys of metadata, see ``steps``
 Status = Literal["unfinished", "finished", "truncated", "masked"]
 Purpose = Literal["train", "eval", "budget"]

@@ -26,6 +26,12 @@ TASKS = {
     "math": task("math", answer="42"),
     "answer_line": task("answer_line", answer=42),
     "final_answer": task("final_answer", answer="42"),
+    "ifeval": task(
+        "ifeval", mode="loose",
+        instructions=[["keywords:existence", {"keywords": ["lamps", "birds"]}],
+                      ["length_constraints:number_sentences", {"num_sentences": 1, "relation": "at least"}],
+                      ["detectable_content:number_placeholders", {"num_placeholders": 0}]],
+    ),
     "instructions": task(
         "instructions", constraints=[["sentences", [2]], ["bullets", [2]], ["paragraphs", [2]], ["json", []],
                                      ["title", []], ["include", ["water", 2]], ["ending", ["That is all."]]]

@@ -136,11 +136,11 @@ def test_likelihoods_of_choices_are_sums_over_their_tokens():
     logprobs, read = asyncio.run(scores(task))
     expected = []
     for text in (" A", " BB"):
-        ids = TOKENIZER.encode("Q\nAnswer:" + text)
-        start = len(TOKENIZER.encode("Q\nAnswer:"))
+        ids = TOKENIZER.encode_document("Q\nAnswer:" + text)
+        start = len(TOKENIZER.encode_document("Q\nAnswer:"))
         expected.append(sum(ScriptedClient.logprob(ids[:place], ids[place]) for place in range(start, len(ids))))
     assert logprobs == pytest.approx(expected) and read == sum(
-        len(TOKENIZER.encode("Q\nAnswer:" + t)) for t in (" A", " BB")
+        len(TOKENIZER.encode_document("Q\nAnswer:" + t)) for t in (" A", " BB")
     )
 
 

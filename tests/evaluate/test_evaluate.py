@@ -10,13 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
-from unittest import mock
 
 from pyarrow import Table, parquet
 import pytest
 
 from k2jax.agents.registry import datasets
-from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.config import load_experiment
 from k2jax.evaluate.page import report_page
 from k2jax.evaluate.suite import checked_suite, load_suite, suite_tasks
@@ -24,6 +22,7 @@ from k2jax.evaluate.suite_run import FILE, read_answers
 from tests.command import ROOT, run_command
 from tests.http_server import served
 
+pytestmark = pytest.mark.usefixtures("shared_verifiers")
 SUITES = sorted(path.stem for path in (ROOT / "experiments/evaluate").glob("*.py"))
 MMLU = "".join(f"{n}+{n}?,{n},{2 * n},0,-1,B\n" for n in range(2, 9))
 HELLASWAG = [{"ctx": f"{n} and", "endings": ["one", "two", "three", "four"], "label": 3} for n in range(5)]
@@ -33,6 +32,15 @@ FILES = {
     "mmlu/dev/sums_dev.csv": MMLU.replace("?", "!"),
     "hellaswag_val.jsonl": HELLASWAG,
     "gsm8k/test.jsonl": [{"question": f"{n} apples?", "answer": f"So many.\n#### {n}"} for n in range(5)],
+    "ifeval/input_data.jsonl": [
+        {
+            "key": n,
+            "prompt": f"{n}?",
+            "instruction_id_list": ["punctuation:no_comma", "detectable_format:title"],
+            "kwargs": [{}, {"num_bullets": None}],
+        }
+        for n in range(3)
+    ],
     "aime2025.jsonl": [{"problem": f"{n} primes?", "answer": str(n)} for n in range(3)],
     "gpqa_diamond.csv": "Question,Correct Answer,"
     + ",".join(f"Incorrect Answer {n}" for n in (1, 2, 3))
@@ -56,19 +64,6 @@ def data(tmp_path_factory):
     rows = [{"question": f"{n}?", "options": ["a", "b"], "answer": "B", "category": "law"} for n in range(3)]
     parquet.write_table(Table.from_pylist(rows), folder / "mmlu_pro/test.parquet")
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_verifiers():
-    """Evaluations share the processes of verifiers, which take longest to start."""
-    with VerifierPool(workers=2, timeout=60.0, retries=1) as pool:
-
-        @contextlib.contextmanager
-        def shared(**options):
-            yield pool
-
-        with mock.patch("k2jax.evaluate.evaluation.VerifierPool", shared):
-            yield
 
 
 def evaluate(*words):
@@ -228,12 +223,13 @@ def test_the_page_shows_every_answer_and_nothing_in_it_can_act(tmp_path):
         (("characters", "--model=oracle", "--preset=k3"), "there is no preset 'k3'"),
         (("characters", "--model=oracle", "--served_model=x"), "--served_model is not read with --model=oracle"),
         (("characters", "--model=http://127.0.0.1:1"), "--served_model is required with a URL"),
-        (("mmlu", "--model=http://127.0.0.1:1", "--served_model=x"), "mmlu: a chat endpoint gives no log-prob"),
+        (("mmlu", "--model=http://127.0.0.1:1", "--served_model=x"), "mmlu: a server of text gives no log-prob"),
+        (("characters", "--model=http://me:pw@127.0.0.1:1"), "--model has a user or a query"),
         (("characters", "--model=oracle", "--request=[]"), "--request is no JSON object"),
         (("characters", "--model=http://127.0.0.1:1", "--served_model=x", "--api=tokens"), "--tokenizer is required"),
         (("gsm8k", "--model=oracle", "--data=/nowhere"), "math: cannot read /nowhere/gsm8k/test.jsonl"),
         (("mmlu", "--model=oracle", "--samples=2"), "config.samples is set, and method choices samples nothing"),
-        ((), "SUITE is missing"),
+        (("--model=oracle",), "name a SUITE, or with --config a run"),
     ],
 )
 def test_mistakes_are_one_line(words, why, tmp_path):

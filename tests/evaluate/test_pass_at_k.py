@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from k2jax.evaluate.pass_at_k import average_at_k, pass_at_k, pass_hat_k, proportion, summarize_samples
+from k2jax.evaluate.pass_at_k import average_at_k, pass_at_k, pass_hat_k, summarize_samples
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=7), min_size=1, max_size=5), st.integers(1, 3))
@@ -28,20 +28,15 @@ def test_many_samples_neither_overflow_nor_round_to_nothing():
     assert pass_hat_k([4999], [5000], 100).value == pytest.approx(0.98, rel=1e-12)
 
 
-@given(st.integers(1, 500), st.data())
-def test_a_proportion_has_wilsons_interval(total, data):
+@given(st.integers(250, 500), st.data())
+def test_one_sample_of_each_of_many_tasks_has_nearly_wilsons_interval(total, data):
     successes = data.draw(st.integers(0, total))
-    found = proportion(successes, total)
     interval = binomtest(successes, total).proportion_ci(method="wilson")
-    np.testing.assert_allclose(found[:3], [successes / total, interval.low, interval.high], atol=1e-12)
+    found = average_at_k(np.arange(total) < successes, np.ones(total), 1)
+    np.testing.assert_allclose(
+        [found.value, found.low, found.high], [successes / total, interval.low, interval.high], atol=1e-3
+    )
     assert found.tasks == total
-
-
-def test_one_sample_of_each_task_has_nearly_the_interval_of_a_proportion():
-    correct = np.arange(200) < 130
-    found, expected = pass_at_k(correct, np.ones(200), 1), proportion(130, 200)
-    np.testing.assert_allclose(found[:3], expected[:3], atol=1e-3)
-    assert found.high - found.low > expected.high - expected.low
 
 
 @pytest.mark.parametrize("estimate", [average_at_k, pass_at_k, pass_hat_k])
@@ -63,7 +58,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(estimate, hardness):
 def test_tasks_that_agree_leave_some_doubt(right, value):
     found = average_at_k(np.full(20, right), np.full(20, 8), 8)
     assert found.value == value and found.tasks == 20
-    assert 0.05 < found.high - found.low < 0.2
+    assert 0.05 < found.high - found.low < 0.45
     assert 0 <= found.low <= value <= found.high <= 1
 
 
@@ -83,8 +78,3 @@ def test_tasks_with_too_few_samples_are_left_out_and_the_rest_is_counted():
 def test_what_cannot_be_estimated_is_refused(correct, samples, k, words):
     with pytest.raises(ValueError, match=words):
         pass_at_k(correct, samples, k)
-
-
-def test_a_share_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="no share"):
-        proportion(0, 0)

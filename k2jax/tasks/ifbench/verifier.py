@@ -26,7 +26,10 @@ def ifbench(task: Task, answer: str) -> Reward:
     """
     checkers, mode = _checkers(), task.metadata["mode"]
     held = [
-        any(_holds(checkers[name], name, given, text) for text in (_variants(answer) if mode == "loose" else [answer]))
+        any(
+            _holds(checkers[name], name, given, text)
+            for text in (loose_variants(answer) if mode == "loose" else [answer])
+        )
         for name, given in task.metadata["instructions"]
     ]
     names = [name for name, _ in task.metadata["instructions"]]
@@ -55,7 +58,7 @@ def _holds(checker: Any, name: str, given: Mapping[str, Any], text: str) -> bool
         return False
 
 
-def _variants(answer: str) -> Iterator[str]:
+def loose_variants(answer: str) -> Iterator[str]:
     """The answer, without asterisks, and without its first line, its last line or both."""
     lines = answer.split("\n")
     for text in (answer, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))):
