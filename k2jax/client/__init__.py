@@ -14,6 +14,7 @@ from k2jax.client.http import HTTPClient, ServerFailedError
 from k2jax.client.scripted import ScriptedClient, cut_reply
 from k2jax.client.token_constraint import TokenConstraint
 from k2jax.client.types import (
+    MAX_BIASES,
     MAX_TOP_LOGPROBS,
     UNKNOWN_VERSION,
     Client,
@@ -27,6 +28,7 @@ from k2jax.client.types import (
 )
 
 __all__ = [
+    "MAX_BIASES",
     "MAX_TOP_LOGPROBS",
     "UNKNOWN_VERSION",
     "ChatAnswer",
