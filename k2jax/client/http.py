@@ -151,7 +151,8 @@ class HTTPClient(Endpoint, Client):
             ServerFailedError: the server does not answer after all attempts, or answers with what is no completion.
             PromptTooLongError: the server's longest sequence has no room for the prompt and ``max_tokens``.
             UserError: the server refuses the request, or answers without token ids; ``return_experts``, a constraint,
-                penalties or biases are asked for; the completion that is to be resumed has ``max_tokens`` already; the prompt has images.
+                penalties or biases are asked for; the completion that is to be resumed has ``max_tokens`` already; the
+                prompt has images.
         """
         sampling.check()
         refuse_media(self, media)

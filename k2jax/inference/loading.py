@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
+import functools
 from pathlib import Path
 import sys
 import threading
@@ -12,8 +13,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from k2jax.convert.loading import open_pretrained, shardings_on
+from k2jax.convert.loading import open_pretrained, shardings_on, tokenizer_of
 from k2jax.inference.engine import Engine
+from k2jax.text.constrained import Grammars
 
 _TURN_SECONDS = 1e-4
 """Time after which a thread hands Python's lock over while weights are read. A weight takes many short calls of NumPy,
@@ -69,6 +71,7 @@ def open_engine(
     """
     opened = open_pretrained(path)
     engine = Engine(opened.model, opened.abstract(dtype, vision), mesh=mesh, **sizes)
+    engine.grammars = Grammars(functools.partial(tokenizer_of, path), opened.model.vocab)
     stopped = threading.Event()
 
     def read() -> None:

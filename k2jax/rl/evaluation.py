@@ -21,6 +21,7 @@ from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.inputs import open_images, open_scorer
 from k2jax.text.chat import configured_chat
+from k2jax.text.constrained import Grammars
 from k2jax.text.tokenizer import Tokenizer
 
 
@@ -119,7 +120,7 @@ def evaluate_params(
         params: parameter tree of ``model_specs(model)``, and of a tower where the model has one; it is copied.
         tokenizer: its vocabulary.
     """
-    client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
+    client, chat = _new_engine(config, model, params, tokenizer), configured_chat(tokenizer, config.data.chat_format)
     last = max(1, config.train.steps)  # of roles that change, those of the end of the run answer
     roles = roles_in_lockstep(client, chat, tokenizer, open_roles(config, tokenizer, mesh=None, iteration=last))
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
@@ -134,10 +135,13 @@ def evaluate_params(
 def open_policy(config: Config, checkpoint: str) -> RoleClient:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
     model, params = from_pretrained(checkpoint, vision=False)
-    tokenizer, client = tokenizer_of(checkpoint), _new_engine(config, model.config, params)
+    tokenizer = tokenizer_of(checkpoint)
+    client = _new_engine(config, model.config, params, tokenizer)
     return RoleClient(client, configured_chat(tokenizer, config.data.chat_format), tokenizer)
 
 
-def _new_engine(config: Config, model: ModelConfig, params: Any) -> LockstepClient:
+def _new_engine(config: Config, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> LockstepClient:
     rollout = config.rl.rollout
-    return LockstepClient(Engine(model, params, slots=rollout.slots, max_length=rollout.max_length))
+    engine = Engine(model, params, slots=rollout.slots, max_length=rollout.max_length)
+    engine.grammars = Grammars(tokenizer, model.vocab)
+    return LockstepClient(engine)

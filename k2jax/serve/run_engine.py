@@ -37,6 +37,8 @@ from k2jax.rl.broadcast.store_source import KEY_FILE
 from k2jax.rl.engines.run_record import RunRecord, this_machine
 from k2jax.rl.sync.checkpoint_engine import store_folder
 from k2jax.serve.following import StoredWeights, WeightFollower, WeightSource
+from k2jax.text.constrained import Grammars
+from k2jax.text.tokenizer import load_tokenizer
 
 POLL = 0.1
 """Time between two looks for a run [s]."""
@@ -89,7 +91,7 @@ def make_engine(workdir: Path, record: RunRecord) -> Engine:
     config = run_config(workdir)
     specs, rollout, dtype = multimodal_specs(config.model), config.rl.rollout, jax.numpy.dtype(record.dtype)
     alone = rollout.data * rollout.expert == 1
-    return Engine(
+    engine = Engine(
         config.model,
         jax.eval_shape(lambda params: cast_params(params, specs, dtype), abstract(specs)),
         slots=rollout.slots,
@@ -97,6 +99,8 @@ def make_engine(workdir: Path, record: RunRecord) -> Engine:
         version=-1,
         mesh=None if alone else make_engine_mesh(rollout.data, rollout.expert),
     )
+    engine.grammars = Grammars(lambda: load_tokenizer(workdir / "tokenizer"), config.model.vocab)
+    return engine
 
 
 def _address(record: RunRecord, workdir: Path) -> EngineAddress:

@@ -199,7 +199,8 @@ def _read_biases(fields: Fields, card: ModelCard) -> tuple[tuple[int, float], ..
         raise invalid_value("logit_bias", f"up to {MAX_BIASES:,} token ids with numbers from -100 to 100", value)
     biases = {int(name): float(bias) for name, bias in value.items()}
     if outside := [token for token in biases if token >= card.vocab]:
-        raise bad_request("logit_bias", f"logit_bias names token {outside[0]}, outside the vocabulary of {card.vocab:,}")
+        message = f"logit_bias names token {outside[0]}, outside the vocabulary of {card.vocab:,}"
+        raise bad_request("logit_bias", message)
     return tuple((token, bias) for token, bias in sorted(biases.items()) if bias)
 
 
