@@ -227,7 +227,8 @@ def new_completion(
         finish: finish reason.
         resume: what the request began with.
         experts: of prompt and tokens, see Completion.
-        free_logprobs: of all tokens, see Completion; those of resumed ones are not read.
+        free_logprobs: of all tokens, see Completion; those of resumed ones are not read, and NaN where nobody knows
+            them, as after the loss of an engine that had only reported its tokens: they are not trained on.
     """
     free = None if free_logprobs is None else np.array(free_logprobs, np.float32)
     arrays = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int64)
@@ -235,7 +236,7 @@ def new_completion(
         resumed = len(resume.tokens)
         arrays[1][:resumed], arrays[2][:resumed] = resume.logprobs, resume.versions
         if free is not None:
-            free[:resumed] = resume.logprobs if resume.free_logprobs is None else resume.free_logprobs
+            free[:resumed] = np.nan if resume.free_logprobs is None else resume.free_logprobs
         if experts is not None and resume.experts is not None:
             # The routes that chose a token are those of its own time, not of a later recomputation.
             experts = np.concatenate([resume.experts, experts[len(resume.experts) :]])
