@@ -42,6 +42,8 @@ class Sampling:
         stop_tokens: ids that end the request; the stop token is the last token of the completion.
         top_logprobs: number of alternatives to report per token, at most MAX_TOP_LOGPROBS.
         prompt_logprobs: also report the log-probability of every prompt token but the first, with as many alternatives.
+        scored_from: number of the first prompt token whose log-probability is wanted, at least 1; those before it may
+            come from another request's pages and are NaN then.
         return_experts: also report the experts that every token was routed to.
         constraint: the grammar that the completion obeys; None for any text.
         presence_penalty: subtracted from the logits of tokens that the completion has.
@@ -60,6 +62,7 @@ class Sampling:
     stop_tokens: tuple[int, ...] = ()
     top_logprobs: int = 0
     prompt_logprobs: bool = False
+    scored_from: int = 1
     return_experts: bool = False
     constraint: TokenConstraint | None = None
     presence_penalty: float = 0.0
@@ -94,6 +97,7 @@ class Sampling:
             "min_p": 0.0 <= self.min_p <= 1.0,
             "seed": 0 <= self.seed < 2**32,
             "top_logprobs": 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
+            "scored_from": self.scored_from >= 1,
             "presence_penalty": -2.0 <= self.presence_penalty <= 2.0,
             "frequency_penalty": -2.0 <= self.frequency_penalty <= 2.0,
             "repetition_penalty": 0.01 <= self.repetition_penalty <= 100.0,

@@ -49,7 +49,7 @@ class Request:
         adjustments: what its penalties and biases are about; None where it asks for none.
         top_logprobs: of each generated token the most likely tokens (id, log-probability), best first; empty unless
             ``Sampling.top_logprobs`` asks for them.
-        prompt_logprobs: float32, of ``prompt[1:]``, where asked for.
+        prompt_logprobs: float32, of ``prompt[1:]``, where asked for; see ``Sampling.scored_from``.
         prompt_top_logprobs: of each of ``prompt[1:]``, as ``top_logprobs``; empty unless both are asked for.
         experts: int16 ``[N, expert layers, active experts]`` of the first N ids that were computed, where asked for.
         finish_reason: ``stop`` (a stop token, or on_token returned True), ``length`` (max_tokens or the engine's
@@ -93,6 +93,13 @@ class Request:
     def ids(self) -> list[int]:
         """Prompt and generated token ids."""
         return [*self.prompt, *self.tokens]
+
+    @property
+    def reusable(self) -> int:
+        """How many of its ids may come from another request's pages: not those whose followers are to be scored."""
+        sampling = self.sampling
+        last = len(self.prompt) + len(self.tokens) - 1
+        return min(last, sampling.scored_from - 1) if sampling.prompt_logprobs else last
 
     def resume_after(self, generated: list[int]) -> None:
         """Begins with tokens that were generated before, whose log-probabilities are not known here."""
