@@ -14,14 +14,13 @@ from k2jax.agents.roles import RoleClient
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import proportion, summarize_samples
-from k2jax.inference import Engine, LockstepClient
+from k2jax.inference import LockstepClient, engine_of
 from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.groups import PromptGroup
 from k2jax.rl.inputs import open_images, open_scorer
 from k2jax.text.chat import configured_chat
-from k2jax.text.constrained import Grammars
 from k2jax.text.tokenizer import Tokenizer
 
 
@@ -134,14 +133,11 @@ def evaluate_params(
 
 def open_policy(config: Config, checkpoint: str) -> RoleClient:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
-    model, params = from_pretrained(checkpoint, vision=False)
-    tokenizer = tokenizer_of(checkpoint)
+    (model, params), tokenizer = from_pretrained(checkpoint, vision=False), tokenizer_of(checkpoint)
     client = _new_engine(config, model.config, params, tokenizer)
     return RoleClient(client, configured_chat(tokenizer, config.data.chat_format), tokenizer)
 
 
 def _new_engine(config: Config, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> LockstepClient:
-    rollout = config.rl.rollout
-    engine = Engine(model, params, slots=rollout.slots, max_length=rollout.max_length)
-    engine.grammars = Grammars(tokenizer, model.vocab)
-    return LockstepClient(engine)
+    sizes = {"slots": config.rl.rollout.slots, "max_length": config.rl.rollout.max_length}
+    return LockstepClient(engine_of(model, params, tokenizer, **sizes))

@@ -13,8 +13,6 @@ from k2jax.inference import Engine
 from k2jax.rl.broadcast.store_source import published_source
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.sync.weight_sync import WeightSync, colocated_engine
-from k2jax.text.constrained import Grammars
-from k2jax.text.tokenizer import load_tokenizer
 from k2jax.train.program import Program
 
 
@@ -28,7 +26,6 @@ class Policy:
     def __init__(self, program: Program, workdir: Path, opened: contextlib.ExitStack):
         """The policy of a run; its weights come with the first ``push``. ``opened`` frees what is published."""
         self.engine = colocated_engine(program, program.config.rl.rollout)
-        self.engine.grammars = Grammars(lambda: load_tokenizer(workdir / "tokenizer"), program.config.model.vocab)
         self._sync = WeightSync(program, self.engine)
         self._publish = opened.enter_context(weight_publisher(program.config, workdir, self.engine))
         self._record: dict[str, float] = {}

@@ -40,10 +40,23 @@ FILES = {
     + ",".join(f"Incorrect Answer {n}" for n in (1, 2, 3))
     + "\n1?,a,b,c,d\n",
 }
-CHANCE = {"mmlu": 0.25, "hellaswag": 0.25, "solutions": 0.25, "puzzles_letter": 0.5, "puzzles_ending": 0.5}
+CHANCE = {
+    "mmlu": 0.25,
+    "hellaswag": 0.25,
+    "solutions": 0.25,
+    "solutions_letter": 0.25,
+    "puzzles_letter": 0.5,
+    "puzzles_ending": 0.5,
+}
 EXTERNAL = ("ifbench",)  # its package, nvidia-ifbench, is of no extra
 SLOW = ("human_eval", "mbpp", "reasoning", "aime", "gsm8k")  # with sandboxes, or packages that take long to import
-SLOW += ("instructions", "puzzles", "puzzles_ending", "puzzles_letter", "solutions")  # of forms that others have, too
+SLOW += (
+    "puzzles",
+    "puzzles_ending",
+    "puzzles_letter",
+    "solutions",
+    "solutions_letter",
+)  # of forms that others have, too
 MARKS = {name: pytest.mark.slow for name in SLOW} | {name: pytest.mark.external for name in EXTERNAL}
 
 
