@@ -10,4 +10,4 @@ from k2jax.evaluate.suite import suite
 
 def get_config():
     """The suite."""
-    return suite(dataset="tool_use", options=("count=64",), max_tokens=128)
+    return suite(dataset="tool_use", options=("count=128",), max_tokens=128)

@@ -8,6 +8,7 @@ Example:
     python -m k2jax.bench kernels       # every kernel against the operations that it replaces
     python -m k2jax.bench decode        # nano's generation against transformers, batch 1, 16, 64 (extra [parity])
     python -m k2jax.bench constrained   # a token under a grammar beside a free one, SmolLM2's sizes (extra [smol])
+    python -m k2jax.bench evaluate      # answers and likelihoods beside lm-eval's hf, see $LM_EVAL_PYTHON
     python -m k2jax.bench context       # a decoded token in engines of longer sequences: 256, 4,096 and 32,768 tokens
     python -m k2jax.bench serving       # SmolLM2 behind the server against transformers, 1 and 16 streams
     python -m k2jax.bench start         # a server's first token and a trainer's first step, second start against first
@@ -50,6 +51,7 @@ NAMES = (
     "attention",
     "decode",
     "constrained",
+    "evaluate",
     "context",
     "serving",
     "start",

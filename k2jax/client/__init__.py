@@ -16,6 +16,7 @@ from k2jax.client.scripted import ScriptedClient, cut_reply
 from k2jax.client.text_apis import TEXT_APIS, ChatReply
 from k2jax.client.token_constraint import TokenConstraint
 from k2jax.client.types import (
+    MAX_BIASES,
     MAX_TOP_LOGPROBS,
     UNKNOWN_VERSION,
     Client,
@@ -29,6 +30,7 @@ from k2jax.client.types import (
 )
 
 __all__ = [
+    "MAX_BIASES",
     "MAX_TOP_LOGPROBS",
     "TEXT_APIS",
     "UNKNOWN_VERSION",

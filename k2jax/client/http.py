@@ -168,13 +168,16 @@ class HTTPClient(Endpoint, Client):
         Raises:
             ServerFailedError: the server does not answer after all attempts, or answers with what is no completion.
             PromptTooLongError: the server's longest sequence has no room for the prompt and ``max_tokens``.
-            UserError: the server refuses the request, or answers without token ids; ``return_experts`` or a constraint
-                is asked for; the completion that is to be resumed has ``max_tokens`` already; the prompt has images.
+            UserError: the server refuses the request, or answers without token ids; ``return_experts``, a constraint,
+                penalties or biases are asked for; the completion that is to be resumed has ``max_tokens`` already; the
+                prompt has images.
         """
         sampling.check()
         refuse_media(self, media)
         if sampling.constraint is not None:
             raise UserError("a server is sent no grammars; leave the constraint out, or use an engine")
+        if sampling.is_adjusted:
+            raise UserError("servers differ in what penalties and biases do to log-probabilities; leave them out")
         if sampling.return_experts:
             raise UserError("a server does not report chosen experts; leave return_experts out")
         resumed = [] if resume is None else resume.tokens.tolist()

@@ -21,6 +21,7 @@ _LAZY = {
     "Sampling": "k2jax.client",
     "Worker": "k2jax.inference.worker",
     "chat_prompt": "k2jax.inference.media_prompt",
+    "engine_of": "k2jax.inference.loading",
     "place_chunks": "k2jax.inference.media",
 }
 

@@ -10,11 +10,13 @@ import numpy as np
 
 from k2jax.client import Sampling
 from k2jax.data.images.patch_packing import PatchChunk
-from k2jax.inference.decode import Continuation
+from k2jax.inference.adjustments import Adjustments, empty_adjustments
+from k2jax.inference.decode import STEPS, Continuation
 from k2jax.inference.forward import SCRATCH_PAGE, Chunk, MediaRows, Targets
 from k2jax.inference.media import within
 from k2jax.inference.sampler import Choice
 from k2jax.inference.scheduler import Sequence
+from k2jax.inference.shapes import at_least
 
 _EMPTY = Sampling(temperature=0.0)
 
@@ -130,8 +132,13 @@ class BatchRows(NamedTuple):
             constraint.fill(words[row])
         return words
 
-    def choice(self) -> Choice:
-        """How each row draws."""
+    def choice(self, vocab: int, sizes: list[int]) -> Choice:
+        """How each row draws.
+
+        Args:
+            vocab: rows of the model's embedding.
+            sizes: numbers of tokens, growing, for which programs have penalties and biases.
+        """
         asked, generated = [_EMPTY] * self.count, [0] * self.count
         for sequence, row, _ in self.used:
             asked[row], generated[row] = sequence.request.sampling, len(sequence.request.tokens)
@@ -143,4 +150,15 @@ class BatchRows(NamedTuple):
             seed=np.array([sampling.seed for sampling in asked], np.uint32),
             index=np.array(generated, np.int32),
             alternatives=np.array([sampling.top_logprobs > 0 for sampling in asked]),
+            adjustments=self._adjustments(vocab, sizes),
         )
+
+    def _adjustments(self, vocab: int, sizes: list[int]) -> Adjustments | None:
+        changed = [(s.request.adjustments, row) for s, row, _ in self.used if s.request.adjustments is not None]
+        if not changed:
+            return None
+        needed = max(len(state) for state, _ in changed)
+        adjustments = empty_adjustments(self.count, at_least(sizes, needed) + STEPS, vocab)
+        for state, row in changed:
+            state.fill(adjustments, row)
+        return adjustments

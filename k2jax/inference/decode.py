@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from k2jax.client import MAX_TOP_LOGPROBS
 from k2jax.config.schema import ModelConfig
+from k2jax.inference.adjustments import with_drawn
 from k2jax.inference.forward import SCRATCH_PAGE, Chunk, as_routes, forward_cached, last_logits
 from k2jax.inference.mesh import CACHE, ROWS, make_experts, param_specs
 from k2jax.inference.sampler import Choice, Drawn, sample
@@ -76,7 +77,8 @@ def decode(
         params: weights in compute dtype.
         cache: as in ``forward.forward_cached``.
         rows: the sequences.
-        choice: how the first token of each is drawn; random numbers of the following continue.
+        choice: how the first token of each is drawn; random numbers of the following continue. Adjustments have STEPS
+            empty columns at their end.
         steps: int32, the most tokens of a row, over all devices.
         mask: as of ``sampler.sample``, the same in every step; None allows all tokens.
         config: the architecture.
@@ -109,7 +111,7 @@ def _decode_rows(
     """``decode`` of one device's rows."""
     size = cache.shape[2]
 
-    def generate_one(cache: Array, tokens: Array, step: Array) -> tuple[Array, tuple[Drawn, Array]]:
+    def generate_one(cache: Array, tokens: Array, step: Array, choice: Choice) -> tuple[Array, tuple[Drawn, Array]]:
         position = rows.start + jnp.minimum(step, rows.count)
         page = jnp.take_along_axis(rows.pages, (position // size)[:, None], axis=1, mode="clip")[:, 0]
         is_real = step < rows.count
@@ -119,19 +121,21 @@ def _decode_rows(
         drawn = sample(last_logits(params, hidden, chunk), choice._replace(index=choice.index + step), mask)
         return cache, (drawn, as_routes(chosen, chunk.tokens)[:, 0])
 
-    def body(state: tuple[Array, Array, Array, tuple]) -> tuple[Array, Array, Array, tuple]:
-        step, cache, tokens, outputs = state
-        cache, new = generate_one(cache, tokens, step)
+    def body(state: tuple[Array, Array, Array, tuple, Any]) -> tuple[Array, Array, Array, tuple, Any]:
+        step, cache, tokens, outputs, adjustments = state
+        cache, new = generate_one(cache, tokens, step, choice._replace(adjustments=adjustments))
         outputs = jax.tree.map(lambda array, value: array.at[step].set(value), outputs, new)
-        return step + 1, cache, new[0].tokens, outputs
+        if adjustments is not None:
+            adjustments = with_drawn(adjustments, new[0].tokens, adjustments.ids.shape[1] - STEPS + step)
+        return step + 1, cache, new[0].tokens, outputs, adjustments
 
     # Zeros of an array of the device's own: a mesh's program keeps apart what differs between devices.
     zeros = lambda dtype, *shape: jnp.zeros_like(rows.tokens, shape=(STEPS, len(rows.tokens), *shape), dtype=dtype)  # noqa: E731
     top, routes = min(MAX_TOP_LOGPROBS, config.vocab), (config.layers - config.dense_layers, config.moe.active_experts)
+    is_free = mask is None and choice.adjustments is None
     drawn = Drawn(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.int32, top), zeros(jnp.float32, top))
-    drawn = drawn._replace(free_logprobs=None if mask is None else zeros(jnp.float32))
+    drawn = drawn._replace(free_logprobs=None if is_free else zeros(jnp.float32))
     none = (drawn, zeros(jnp.int16, *(routes if return_experts else (0, 0))))
-    _, cache, _, outputs = lax.while_loop(
-        lambda state: state[0] < steps, body, (jnp.zeros_like(steps), cache, rows.tokens, none)
-    )
+    begin = jnp.zeros_like(steps), cache, rows.tokens, none, choice.adjustments
+    _, cache, _, outputs, _ = lax.while_loop(lambda state: state[0] < steps, body, begin)
     return DecodeOutput(*outputs, cache)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
+import functools
 from pathlib import Path
 import sys
 import threading
@@ -12,8 +13,11 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from k2jax.convert.loading import open_pretrained, shardings_on
+from k2jax.config.schema import ModelConfig
+from k2jax.convert.loading import open_pretrained, shardings_on, tokenizer_of
 from k2jax.inference.engine import Engine
+from k2jax.text.constrained import Grammars
+from k2jax.text.tokenizer import Tokenizer
 
 _TURN_SECONDS = 1e-4
 """Time after which a thread hands Python's lock over while weights are read. A weight takes many short calls of NumPy,
@@ -37,6 +41,13 @@ def load_engine(
     """
     with open_engine(path, dtype, mesh, vision=vision, **sizes) as engine:
         return engine
+
+
+def engine_of(model: ModelConfig, params: Any, tokenizer: Tokenizer, **sizes: int) -> Engine:
+    """An engine with weights of which the vocabulary is known, so that answers may have to obey grammars."""
+    engine = Engine(model, params, **sizes)
+    engine.grammars = Grammars(tokenizer, model.vocab)
+    return engine
 
 
 @contextlib.contextmanager
@@ -69,6 +80,7 @@ def open_engine(
     """
     opened = open_pretrained(path)
     engine = Engine(opened.model, opened.abstract(dtype, vision), mesh=mesh, **sizes)
+    engine.grammars = Grammars(functools.partial(tokenizer_of, path), opened.model.vocab)
     stopped = threading.Event()
 
     def read() -> None:

@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 import numpy as np
 
-from k2jax.client import MAX_TOP_LOGPROBS
+from k2jax.client import MAX_BIASES, MAX_TOP_LOGPROBS
 from k2jax.config.schema import ModelConfig
 from k2jax.inference import shapes
 from k2jax.inference.batch import BatchRows
@@ -21,7 +21,7 @@ from k2jax.inference.decode import decode
 from k2jax.inference.executables import Executables, folder_of_programs
 from k2jax.inference.forward import MediaRows, PromptScores, empty_cache, run_chunk
 from k2jax.inference.mesh import ROWS, default_sharding, device_count, fetch, place
-from k2jax.inference.sampler import Drawn, sample
+from k2jax.inference.sampler import Choice, Drawn, sample
 from k2jax.inference.scheduler import Sequence
 from k2jax.inference.tower import FeatureStore
 from k2jax.inference.weights import VISION, EngineWeights
@@ -42,7 +42,7 @@ class RowResult:
         experts: int16 ``[count, expert layers, active experts]`` of these ids, or None.
         token: the id that was drawn after them, or None where ids of the sequence are still pending.
         logprob: of the token.
-        free_logprob: of the token without its mask; None where no row of the program has one.
+        free_logprob: of the token without mask, penalties and biases; None where no row of the program has any.
         top: the most likely ids ``[K]`` and their log-probabilities ``[K]``; None where they are not asked for.
     """
 
@@ -96,6 +96,8 @@ class Programs:
         self._cache = self._empty_cache()
         self._page_size = sizes.page_size
         self.row_sizes = shapes.growing_sizes(1, sizes.slots // sizes.devices)
+        most = min(model.vocab, sizes.max_length + MAX_BIASES)  # different tokens of a sequence, and biases
+        self._adjusted_sizes = shapes.growing_sizes(min(64, most), most)
         self.context_sizes = shapes.context_sizes(sizes.longest, reads_all=resolve(model.kernels) == "xla")
 
     @property
@@ -114,7 +116,7 @@ class Programs:
         rows = self._rows(sequences, width)
         columns = self._columns(sequence.computed for sequence in sequences)
         chunk, targets = rows.chunk(width, columns, self._page_size)
-        choice, mask = (rows.choice(), rows.mask(self._model.vocab)) if any(rows.done()) else (None, None)
+        choice, mask = (self._choice(rows), rows.mask(self._model.vocab)) if any(rows.done()) else (None, None)
         self.before(run_chunk.__name__, (chunk, targets, choice, mask, list(rows.images())))
         chunk, targets = self._place((chunk, targets))
         scored = width > 1 and rows.asks(lambda sampling: sampling.prompt_logprobs)
@@ -141,7 +143,7 @@ class Programs:
         rows, steps = self._rows(list(counts), 1), max(counts.values())
         routed = rows.asks(lambda sampling: sampling.return_experts)
         columns = self._columns(sequence.computed + count for sequence, count in counts.items())
-        inputs = rows.continuation(counts, columns), rows.choice(), rows.mask(self._model.vocab)
+        inputs = rows.continuation(counts, columns), self._choice(rows), rows.mask(self._model.vocab)
         self.before(decode.__name__, (*inputs, steps))
         batch, choice, mask = self._place(inputs)
         limit = place(np.array(steps, np.int32), PartitionSpec(), self._mesh)
@@ -159,6 +161,9 @@ class Programs:
         return BatchRows.of(
             sequences, width, device_count(self._mesh), lambda needed: shapes.at_least(self.row_sizes, needed)
         )
+
+    def _choice(self, rows: BatchRows) -> Choice:
+        return rows.choice(self._model.vocab, self._adjusted_sizes)
 
     def _columns(self, lengths: abc.Iterable[int]) -> int:
         """The number of pages that a program knows of each sequence, for the longest part of one [tokens]."""

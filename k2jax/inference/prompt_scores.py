@@ -14,6 +14,9 @@ def score_prompt(sequence: Sequence, scores: PromptScores, count: int) -> None:
     if request.sampling.prompt_logprobs and len(request.prompt_logprobs) < len(request.prompt) - 1:
         # A request that lost its pages scores its prompt anew.
         del request.prompt_logprobs[first:], request.prompt_top_logprobs[first:]
+        reused = first - len(request.prompt_logprobs)  # of a prefix that another request has computed
+        request.prompt_logprobs.extend([float("nan")] * reused)
+        request.prompt_top_logprobs += [()] * (reused if request.sampling.top_logprobs else 0)
         new = max(0, min(count, len(request.prompt) - 1 - first))
         request.prompt_logprobs.frombytes(scores.logprobs[:new].astype(np.float32).tobytes())
         if alternatives := request.sampling.top_logprobs:

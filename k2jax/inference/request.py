@@ -12,6 +12,7 @@ import numpy as np
 from k2jax.client import UNKNOWN_VERSION, Completion, OnToken, PromptTooLongError, Sampling, new_completion
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
+from k2jax.inference.adjustments import AdjustmentState
 from k2jax.inference.constraints import ConstraintState
 from k2jax.inference.media import PlacedChunk
 
@@ -42,11 +43,13 @@ class Request:
         tokens: int32, generated ones, after those that the request was submitted with.
         logprobs: float32, of ``tokens``; see ``Completion.logprobs``. NaN for those that it was submitted with.
         versions: int64, of the weights that chose each of ``tokens``; UNKNOWN_VERSION for those it was submitted with.
-        free_logprobs: float32, of ``tokens`` without the constraint's mask; empty for a request without a constraint.
+        free_logprobs: float32, of ``tokens`` without the constraint's mask, penalties and biases; empty for a request
+            without any of them.
         constraint: where the tokens stand in the grammar that they obey; None where it asks for none.
+        adjustments: what its penalties and biases are about; None where it asks for none.
         top_logprobs: of each generated token the most likely tokens (id, log-probability), best first; empty unless
             ``Sampling.top_logprobs`` asks for them.
-        prompt_logprobs: float32, of ``prompt[1:]``, where asked for.
+        prompt_logprobs: float32, of ``prompt[1:]``, where asked for; see ``Sampling.scored_from``.
         prompt_top_logprobs: of each of ``prompt[1:]``, as ``top_logprobs``; empty unless both are asked for.
         experts: int16 ``[N, expert layers, active experts]`` of the first N ids that were computed, where asked for.
         finish_reason: ``stop`` (a stop token, or on_token returned True), ``length`` (max_tokens or the engine's
@@ -67,6 +70,7 @@ class Request:
     versions: array[int] = dataclasses.field(default_factory=lambda: array("q"))
     free_logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
     constraint: ConstraintState | None = None
+    adjustments: AdjustmentState | None = None
     top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
     prompt_logprobs: array[float] = dataclasses.field(default_factory=lambda: array("f"))
     prompt_top_logprobs: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
@@ -76,36 +80,57 @@ class Request:
     admitted: bool = False
     cached_tokens: int = 0
 
+    def __post_init__(self):
+        if self.sampling.is_adjusted:
+            self.adjustments = AdjustmentState(self.sampling, self.prompt)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its tokens are drawn from another distribution than the model's own."""
+        return self.constraint is not None or self.adjustments is not None
+
     @property
     def ids(self) -> list[int]:
         """Prompt and generated token ids."""
         return [*self.prompt, *self.tokens]
+
+    @property
+    def reusable(self) -> int:
+        """How many of its ids may come from another request's pages: not those whose followers are to be scored."""
+        sampling = self.sampling
+        last = len(self.prompt) + len(self.tokens) - 1
+        return min(last, sampling.scored_from - 1) if sampling.prompt_logprobs else last
 
     def resume_after(self, generated: list[int]) -> None:
         """Begins with tokens that were generated before, whose log-probabilities are not known here."""
         self.tokens.extend(generated)
         self.logprobs.extend([float("nan")] * len(generated))
         self.versions.extend([UNKNOWN_VERSION] * len(generated))
-        if self.constraint is not None:
+        if self.is_changed:
             self.free_logprobs.extend([float("nan")] * len(generated))
-            for token in generated:
-                self.constraint.take(token)
+        for token in generated:
+            self._follow(token)
 
     def append(self, token: int, logprob: float, version: int, free_logprob: float | None = None) -> None:
         """Adds a generated token.
 
         Args:
             token: its id.
-            logprob: under its mask.
+            logprob: of the distribution that it was drawn from.
             version: of the weights that chose it.
-            free_logprob: without a mask; None where there was none.
+            free_logprob: without mask, penalties and biases; None where there were none.
         """
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if self.constraint is not None:
+        if self.is_changed:
             self.free_logprobs.append(logprob if free_logprob is None else free_logprob)
-            self.constraint.take(token)
+        self._follow(token)
+
+    def _follow(self, token: int) -> None:
+        for state in (self.constraint, self.adjustments):
+            if state is not None:
+                state.take(token)
 
     @property
     def failure(self) -> str:
@@ -149,7 +174,7 @@ class Request:
         if self.experts is not None:
             experts = self.experts[: len(self.prompt) + len(self.tokens) - 1]
         finish = finish or self.finish_reason or "cancelled"
-        free = None if self.constraint is None else self.free_logprobs
+        free = self.free_logprobs if self.is_changed else None
         return new_completion(self.tokens, self.logprobs, self.versions, finish, resume, experts, free_logprobs=free)
 
 
@@ -209,7 +234,7 @@ def checked_ids(
         raise PromptTooLongError(f"the prompt has {len(prompt):,} tokens, the engine's longest sequence {max_length:,}")
     if len(generated) > min(sampling.max_tokens, max_length - len(prompt)):
         raise UserError(f"{len(generated):,} generated tokens are more than the request may have")
-    ids = (*prompt, *generated)
+    ids = (*prompt, *generated, *(token for token, _ in sampling.logit_bias))
     if min(ids) < 0 or max(ids) >= model.vocab:
         outside = next(token for token in ids if not 0 <= token < model.vocab)
         raise UserError(f"token id {outside} is outside the vocabulary of {model.vocab:,}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+import dataclasses
 
 import numpy as np
 
@@ -50,7 +51,11 @@ class RequestClient(Client):
         return completion
 
     async def score(self, ids: Sequence[int], start: int, media: Sequence[PlacedChunk] = ()) -> np.ndarray:
-        """Log-probabilities of given tokens in one prefill; see ``Client.score``, and ``generate`` for its errors."""
+        """Log-probabilities of given tokens in one prefill, without what is known of a prefix; see ``Client.score``.
+
+        Errors are those of ``generate``.
+        """
         check_scored(ids, start)
-        request, _ = await self.run_request(ids, SCORING, media=media)
+        asked = dataclasses.replace(SCORING, scored_from=start)
+        request, _ = await self.run_request(ids, asked, media=media)
         return np.array(request.prompt_logprobs, np.float32)[start - 1 :]

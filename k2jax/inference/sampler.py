@@ -9,6 +9,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from k2jax.client import MAX_TOP_LOGPROBS
+from k2jax.inference.adjustments import Adjustments, adjusted
 
 
 class Choice(NamedTuple):
@@ -20,6 +21,7 @@ class Choice(NamedTuple):
         seed: uint32 ``[N]``.
         index: int32 ``[N]``, tokens generated before. The random numbers are a function of (seed, index).
         alternatives: bool ``[N]``, whether the most likely tokens are asked for.
+        adjustments: penalties and biases; None where no row has any.
     """
 
     temperature: Array
@@ -29,6 +31,7 @@ class Choice(NamedTuple):
     seed: Array
     index: Array
     alternatives: Array
+    adjustments: Adjustments | None = None
 
 
 class Drawn(NamedTuple):
@@ -36,12 +39,12 @@ class Drawn(NamedTuple):
 
     Attributes:
         tokens: int32 ``[N]``.
-        logprobs: float32 ``[N]``, of the tokens under the untruncated softmax(logits / temperature) over what a mask
-            allows.
+        logprobs: float32 ``[N]``, of the tokens under the untruncated softmax(logits / temperature) of adjusted logits
+            over what a mask allows.
         top_ids, top_logprobs: int32 and float32 ``[N, K]``, the most likely tokens, most likely first; 0 where no row
             asks for them.
         free_logprobs: float32 ``[N]``, of the tokens under softmax(logits / temperature) over the whole vocabulary;
-            None without a mask, where it is the same.
+            None without a mask and adjustments, where it is the same.
     """
 
     tokens: Array
@@ -66,7 +69,9 @@ def sample(logits: Array, choice: Choice, mask: Array | None = None) -> Drawn:
     """
     greedy = choice.temperature <= 0.0
     temperature = jnp.where(greedy, 1.0, choice.temperature)[:, None]
-    free = logits
+    free, is_free = logits, mask is None and choice.adjustments is None
+    if choice.adjustments is not None:
+        logits = adjusted(logits, choice.adjustments)
     if mask is not None:
         logits = jnp.where(_unpacked(mask, logits.shape[-1]), logits, -jnp.inf)
     best = _argmax(logits)
@@ -90,7 +95,7 @@ def sample(logits: Array, choice: Choice, mask: Array | None = None) -> Drawn:
     none = jnp.zeros_like(logits[:, :alternative_count])
     top = lax.cond(choice.alternatives.any(), alternatives, lambda: (none.astype(jnp.int32), none))
     chosen = lambda table: jnp.take_along_axis(table, ids[:, None], axis=1)[:, 0]  # noqa: E731
-    return Drawn(ids, chosen(logprobs), *top, None if mask is None else chosen(jax.nn.log_softmax(free / temperature)))
+    return Drawn(ids, chosen(logprobs), *top, None if is_free else chosen(jax.nn.log_softmax(free / temperature)))
 
 
 def _unpacked(mask: Array, vocab: int) -> Array:

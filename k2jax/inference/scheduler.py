@@ -104,12 +104,12 @@ class Scheduler:
         """
         if len(self.running) == self.slots * len(self._pools):
             return None
-        ids, reusable = request.ids, not request.sampling.prompt_logprobs
-        page_digests = list(digests(ids[:-1], self.page_size, version, request.media)) if reusable else []
+        known = request.ids[: request.reusable]
+        page_digests = list(digests(known, self.page_size, version, request.media))
         prefixes = [pool.find(page_digests, request.sampling.return_experts) for pool in self._pools]
         idle, busy = self._by_preference(prefixes)
         # Waiting for a prefix is cheaper than computing it again, or than crowding the device that has it.
-        coming = {device for device in idle if reusable and self._prefix_is_coming(request, ids[:-1], device)}
+        coming = {device for device in idle if self._prefix_is_coming(request, known, device)}
         for device in [device for device in idle if device not in coming] + ([] if coming else busy):
             sequence = self._start(request, device, prefixes[device])
             if sequence is not None:

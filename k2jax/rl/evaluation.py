@@ -14,7 +14,7 @@ from k2jax.agents.roles import RoleClient
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.convert.loading import from_pretrained, tokenizer_of
 from k2jax.evaluate.pass_at_k import average_at_k, summarize_samples
-from k2jax.inference import Engine, LockstepClient
+from k2jax.inference import LockstepClient, engine_of
 from k2jax.inference.roles import open_roles, roles_in_lockstep
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
@@ -119,7 +119,7 @@ def evaluate_params(
         params: parameter tree of ``model_specs(model)``, and of a tower where the model has one; it is copied.
         tokenizer: its vocabulary.
     """
-    client, chat = _new_engine(config, model, params), configured_chat(tokenizer, config.data.chat_format)
+    client, chat = _new_engine(config, model, params, tokenizer), configured_chat(tokenizer, config.data.chat_format)
     last = max(1, config.train.steps)  # of roles that change, those of the end of the run answer
     roles = roles_in_lockstep(client, chat, tokenizer, open_roles(config, tokenizer, mesh=None, iteration=last))
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
@@ -133,11 +133,11 @@ def evaluate_params(
 
 def open_policy(config: Config, checkpoint: str) -> RoleClient:
     """A new engine with the weights of a checkpoint, its conversations and its vocabulary."""
-    model, params = from_pretrained(checkpoint, vision=False)
-    tokenizer, client = tokenizer_of(checkpoint), _new_engine(config, model.config, params)
+    (model, params), tokenizer = from_pretrained(checkpoint, vision=False), tokenizer_of(checkpoint)
+    client = _new_engine(config, model.config, params, tokenizer)
     return RoleClient(client, configured_chat(tokenizer, config.data.chat_format), tokenizer)
 
 
-def _new_engine(config: Config, model: ModelConfig, params: Any) -> LockstepClient:
-    rollout = config.rl.rollout
-    return LockstepClient(Engine(model, params, slots=rollout.slots, max_length=rollout.max_length))
+def _new_engine(config: Config, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> LockstepClient:
+    sizes = {"slots": config.rl.rollout.slots, "max_length": config.rl.rollout.max_length}
+    return LockstepClient(engine_of(model, params, tokenizer, **sizes))

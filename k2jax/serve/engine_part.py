@@ -31,6 +31,8 @@ from k2jax.rl.followers.commands import Commands
 from k2jax.rl.followers.digests import digest_of
 from k2jax.rl.sync.checkpoint_engine import store_folder
 from k2jax.serve.following import StoredWeights, WeightSource
+from k2jax.text.constrained import Grammars
+from k2jax.text.tokenizer import load_tokenizer
 
 _NEW, _OLD, _BROKEN = range(3)
 """Which weights a process has behind a command to take new ones."""
@@ -62,6 +64,7 @@ class EnginePart:
         record, config = RunRecord(**values), run_config(self._workdir)
         self._commands.check("the configuration", lambda: digest_of(config))
         self._own = _make_engine(config, record)
+        self._own.grammars = Grammars(lambda: load_tokenizer(self._workdir / "tokenizer"), config.model.vocab)
         self.engine = self._commands.engine(self._own)
         self.source = self._source_of(record)
 

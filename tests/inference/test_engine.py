@@ -117,6 +117,22 @@ def test_samples_of_one_prompt_share_its_pages():
         check_against_oracle(GQA, request)
 
 
+def test_continuations_of_a_prompt_are_scored_without_computing_it_again():
+    """Of 48 ids before the first that is scored, pages of 16 are reused, but for the id that it follows."""
+    [prompt], run = prompts(49), engine()
+    asked = dataclasses.replace(GREEDY, max_tokens=1, prompt_logprobs=True, scored_from=49, top_logprobs=2)
+    requests = run.generate([[*prompt, *more] for more in ([1, 2], [3, 4, 5], [1, 2, 6])], asked)
+    again = run.generate([requests[0].prompt], dataclasses.replace(asked, scored_from=48))
+    assert [request.cached_tokens for request in (*requests, *again)] == [0, 48, 48, 32]
+    for request in (*requests, *again):
+        plain, scored = oracle(GQA, request.ids, 1.0), request.sampling.scored_from
+        wanted = [plain[i - 1, request.prompt[i]] for i in range(scored, len(request.prompt))]
+        assert len(request.prompt_logprobs) == len(request.prompt_top_logprobs) == len(request.prompt) - 1
+        np.testing.assert_allclose(request.prompt_logprobs[scored - 1 :], wanted, atol=1e-4)
+        for row, top in zip(plain[scored - 1 :], request.prompt_top_logprobs[scored - 1 :], strict=False):
+            check_alternatives(row, top, 2)
+
+
 def test_prefixes_are_reused():
     """A conversation's own pages, prefixes that grow, and a prompt that was computed whole."""
     [prompt] = prompts(20)

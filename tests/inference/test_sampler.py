@@ -2,6 +2,7 @@
 
 import hypothesis
 from hypothesis import strategies as st
+import jax
 import numpy as np
 
 from k2jax.inference.sampler import Choice, sample
@@ -94,7 +95,7 @@ def test_a_row_does_not_know_its_place():
     logits = np.random.default_rng(1).standard_normal((ROWS, VOCAB)).astype(np.float32)
     asked = choice(ROWS, seed=np.arange(ROWS) + 5, index=np.arange(ROWS), top_p=0.8)
     ids = np.asarray(sample(logits, asked)[0])
-    turned = Choice(*(part[::-1] for part in asked))
+    turned = jax.tree.map(lambda part: part[::-1], asked)
     np.testing.assert_array_equal(np.asarray(sample(logits[::-1], turned)[0])[::-1], ids)
 
 

@@ -55,20 +55,40 @@ def test_the_experiments_tasks_are_wired_and_their_demonstrations_fit_its_rows(n
         assert all(len(chat.render(answer)) < limits.max_tokens for answer in answers)
 
 
-@pytest.mark.slow
-def test_an_iteration_trains_on_conversations_whose_tools_are_declared_in_qwens_format(tmp_path):
+def in_qwens_format(folder):
+    """The experiment with the tools with a vocabulary that has tokens of calls."""
     config = small()
-    tokenizer = byte_tokenizer(HERMES_TOKENS)
-    tokenizer.save(tmp_path / "tokenizer")
+    byte_tokenizer(HERMES_TOKENS).save(folder / "tokenizer")
     config.model.vocab = 262
-    config.data.tokenizer.update({"kind": "file", "path": str(tmp_path / "tokenizer")})
+    config.data.tokenizer.update({"kind": "file", "path": str(folder / "tokenizer")})
     config.data.update({"chat_format": "auto", "sequence_length": 1200})
     config.rl.rollout.max_length = 1200
-    assert train(resolve(config), tmp_path / "run") == 0
+    return config
+
+
+@pytest.mark.slow
+def test_an_iteration_trains_on_conversations_whose_tools_are_declared_in_qwens_format(tmp_path):
+    assert train(resolve(in_qwens_format(tmp_path)), tmp_path / "run") == 0
     trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
-    text = tokenizer.decode(trajectories[0].nodes[0].tokens)
+    text = byte_tokenizer(HERMES_TOKENS).decode(trajectories[0].nodes[0].tokens)
     assert len(trajectories) == 4 and '"name": "calc"' in text
     assert all(not verify(trajectory, 262) and trajectory.reward is not None for trajectory in trajectories)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["lockstep", "workers"])
+def test_an_iteration_trains_on_constrained_calls_with_both_log_probabilities_recorded(sampler, tmp_path):
+    """What ends a call is banned before one begins, which takes a little of the probability of every other token."""
+    config = in_qwens_format(tmp_path)
+    config.rl.tasks.tools.scaffold = "chat constrained=true"
+    config.rl.rollout.sampler = sampler
+    assert train(resolve(config), tmp_path / "run") == 0
+    trajectories = list(TrajectoryStore(tmp_path / "run/trajectories").read(1))
+    sampled = [node for trajectory in trajectories for node in trajectory.nodes if node.turn >= 0]
+    assert len(trajectories) == 4 and len(sampled) >= 4 and any(node.mask.any() for node in sampled)
+    for node in sampled:
+        took = node.logprobs - node.free_logprobs
+        assert (took > 0).all() and (took[node.mask] < 0.011).all() and (took[~node.mask] > 0.009).all()
 
 
 def test_a_wrong_toolset_stops_a_run_before_it_begins(tmp_path):

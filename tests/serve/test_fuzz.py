@@ -19,7 +19,8 @@ TEXTS = st.text(max_size=8)
 SHARED = {
     "model": st.just(NAME), "stream": st.booleans(), "seed": st.integers(), "n": SMALL,
     "temperature": st.floats(0, 3), "top_p": st.floats(0, 1), "top_k": SMALL, "min_p": st.floats(0, 1),
-    "return_token_ids": st.booleans(), "user": st.text(max_size=3), "logit_bias": st.just({}),
+    "return_token_ids": st.booleans(), "user": st.text(max_size=3),
+    "logit_bias": st.dictionaries(st.sampled_from(["0", "5"]), st.integers(-100, 100)),
     "ignore_eos": st.booleans(),
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
 }  # fmt: skip

@@ -13,14 +13,8 @@ from k2jax.agents.api.requests import GenerationRequest
 from k2jax.agents.api.tool_choice import AUTO, ToolChoice
 from k2jax.client import TokenConstraint
 from k2jax.errors import UserError, abbreviate
-from k2jax.text.constrained.rules import (
-    CallRules,
-    checked_name,
-    choice_rule,
-    object_schema,
-    regex_rule,
-    schema_rule,
-)
+from k2jax.text.call_grammars import optional_calls, tool_rules
+from k2jax.text.constrained import CallRules, choice_rule, regex_rule, schema_rule
 
 _VALUE = "value"
 
@@ -38,8 +32,6 @@ class TextRule(NamedTuple):
 
 
 ANY_TEXT = TextRule()
-_NO_CALL = r"/([^{\s](?s:.)*)?/"
-"""Text that a format without tokens of calls does not read as one."""
 
 
 def read_format(form: Any, field: str) -> TextRule:
@@ -126,7 +118,8 @@ def constrain(
     if is_continued and (is_required or value.rule):
         raise bad_request(field, f"{field} cannot be kept in a message that is continued")
     try:
-        constraint = _constraint(options, _call_rules(card, tools, choice) if calls else None, is_required, value.rule)
+        rules = tool_rules(card.chat, tools, choice.name, choice.many) if calls else None
+        constraint = _constraint(options, rules, is_required, value.rule)
         card.grammars.matcher(constraint.grammar)
     except UserError as error:
         raise bad_request(field, f"{field}: {error}") from None
@@ -135,27 +128,11 @@ def constrain(
 
 def _constraint(options: GenerationRequest, rules: CallRules | None, is_required: bool, value: str) -> TokenConstraint:
     chat, text = options.chat, "" if rules is None else rules.text
-    if rules is not None and rules.opening is not None and not (is_required or value):
-        return TokenConstraint("start: rest\n" + text, rules.opening, rules.banned)
     before = "" if chat is None else chat.reasoning_rule(options.thinking)
-    answers = [_VALUE] * bool(value and not is_required) + ["calls"] * (rules is not None)
     if rules is not None and not (is_required or value):
-        answers.append(_NO_CALL)
+        return TokenConstraint(*optional_calls(rules, before))
+    answers = [_VALUE] * bool(value and not is_required) + ["calls"] * (rules is not None)
     return TokenConstraint(f"start: {before} ({' | '.join(answers)})\n{text}{value}")
-
-
-def _call_rules(card: ModelCard, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> CallRules:
-    assert card.chat is not None
-    listed, rules = [], []
-    for number, tool in enumerate(tools):
-        function = tool["function"]
-        if choice.name in ("", function["name"]):
-            field = f"tools[{number}]"
-            schema = {} if function.get("strict") is False else function.get("parameters")
-            listed.append((checked_name(function["name"]), f"arguments{number}"))
-            rules.append(schema_rule(f"arguments{number}", object_schema(schema, field), field))
-    calls = card.chat.call_rules(listed, choice.many)
-    return calls._replace(text=calls.text + "".join(rules))
 
 
 def _rule(make: Any, value: Any, field: str) -> TextRule:

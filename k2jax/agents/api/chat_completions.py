@@ -14,13 +14,12 @@ from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
-from k2jax.agents.api.requests import IGNORED, NEUTRAL, api_errors
+from k2jax.agents.api.requests import IGNORED, api_errors
 from k2jax.agents.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
 
 _THINKING_NAMES = ("thinking", "enable_thinking")
 _NEUTRAL: Mapping[str, Any] = {
-    **NEUTRAL,
     "response_format": {"type": "text"},
     "modalities": ["text"],
     "parallel_tool_calls": True,

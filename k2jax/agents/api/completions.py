@@ -15,7 +15,6 @@ from k2jax.agents.api.lengths import check_text
 from k2jax.agents.api.model_card import ModelCard
 from k2jax.agents.api.requests import (
     IGNORED,
-    NEUTRAL,
     GenerationRequest,
     api_errors,
     check_prompt_length,
@@ -27,7 +26,7 @@ from k2jax.client import MAX_TOP_LOGPROBS
 from k2jax.errors import abbreviate
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_NEUTRAL = {**NEUTRAL, "suffix": None}
+_NEUTRAL = {"suffix": None}
 _PROMPT_TYPES = "text, token ids, or a list of either"
 
 

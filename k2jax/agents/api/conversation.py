@@ -24,7 +24,7 @@ from k2jax.text.media_reading import start_reading
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "max_output_tokens",
-    "frequency_penalty", "presence_penalty", "reasoning_effort",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "reasoning_effort",
 )  # fmt: skip
 MALFORMED = "malformed_arguments"
 """Key under which arguments that are not a JSON object are given to clients that read nothing else."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 from k2jax.agents.api.api_error import bad_request
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.model_card import ModelCard
-from k2jax.client import Sampling
+from k2jax.client import MAX_BIASES, Sampling
 from k2jax.errors import UserError
 from k2jax.text.chat import ChatFormat
 
@@ -20,14 +20,8 @@ MAX_STOP_LENGTH, MAX_CHOICES = 1000, 128
 MAX_STOPS = {"stop": 4, "stop_sequences": 64}  # OpenAI's limit; Anthropic's interface has none
 _SEEDS = 2**32
 
-# Fields that cannot change a response, and unsupported fields with the value that has no effect.
+# Fields that cannot change a response.
 IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
-NEUTRAL: Mapping[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,6 +124,10 @@ def read_options(
         stop_tokens=stop_tokens,
         top_logprobs=min(top_logprobs, card.vocab),
         prompt_logprobs=prompt_logprobs,
+        presence_penalty=fields.number("presence_penalty", 0.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0),
+        logit_bias=_read_biases(fields, card),
     )
     sampling.check()
     return GenerationRequest(
@@ -190,6 +188,20 @@ def _read_include_usage(fields: Fields, stream: bool) -> bool:
     include_usage = options.flag("include_usage")
     options.finish(frozenset({"include_obfuscation"}), {})
     return include_usage
+
+
+def _read_biases(fields: Fields, card: ModelCard) -> tuple[tuple[int, float], ...]:
+    """Reads ``logit_bias``, an object whose names are token ids."""
+    value = fields.take("logit_bias", {})
+    valid = isinstance(value, dict) and len(value) <= MAX_BIASES
+    valid = valid and all(name.isascii() and name.isdigit() and len(name) < 10 for name in value)
+    if not (valid and all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values())):
+        raise invalid_value("logit_bias", f"up to {MAX_BIASES:,} token ids with numbers from -100 to 100", value)
+    biases = {int(name): float(bias) for name, bias in value.items()}
+    if outside := [token for token in biases if token >= card.vocab]:
+        message = f"logit_bias names token {outside[0]}, outside the vocabulary of {card.vocab:,}"
+        raise bad_request("logit_bias", message)
+    return tuple((token, bias) for token, bias in sorted(biases.items()) if bias)
 
 
 def _read_stops(fields: Fields, name: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from k2jax.text.message_fields import check_names
 # What cannot change an answer: places, prices, caches, and what a response is to hold beside it.
 _IGNORED = IGNORED | {"prompt_cache_retention", "include", "client_metadata", "truncation"}
 _NEUTRAL: Mapping[str, Any] = {
-    **{"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "top_logprobs": 0, "background": False},
+    **{"top_logprobs": 0, "background": False},
     "parallel_tool_calls": True,
     **{"previous_response_id": None, "conversation": None, "prompt": None, "max_tool_calls": None},
 }

@@ -167,7 +167,7 @@ class EpisodeRunner:
         add_again(added)
         self._tokenizer = load_tokenizer(tokenizer)
         self._chat = configured_chat(self._tokenizer, chat)
-        self._sampling = {kind: Sampling(**fields) for kind, fields in (sampling or {}).items()}
+        self._sampling = {kind: Sampling.from_json(fields) for kind, fields in (sampling or {}).items()}
         self._engines, self._asks_below, self._url, self._model = engines, subagents, url, model
         self._images, self._judge, self._role_options = images, judge, dict(roles or {})
         self.roles = (POLICY, *self._role_options)
@@ -214,7 +214,7 @@ class EpisodeRunner:
     def _open_roles(self) -> dict[str, RoleClient]:
         roles = {}
         for name, options in self._role_options.items():
-            client, sampling = EngineSocketClient(options["engine"]), Sampling(**options["sampling"])
+            client, sampling = EngineSocketClient(options["engine"]), Sampling.from_json(options["sampling"])
             self._opened.push_async_callback(client.close)
             roles[name] = RoleClient(client, self._chat, self._tokenizer, sampling)
         return roles

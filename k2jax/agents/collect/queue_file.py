@@ -100,7 +100,7 @@ class WrittenTask(NamedTuple):
         """How messages of the episode are sampled, in a training run; None in a collection."""
         if self.choices is None:
             return None
-        asked = Sampling(**self.choices.sampling[self.kind])
+        asked = Sampling.from_json(self.choices.sampling[self.kind])
         is_left_out = self.path and not self.choices.sub_experts
         return dataclasses.replace(asked, return_experts=False) if is_left_out else asked
 

@@ -83,7 +83,9 @@ class ReportedTokens:
         if not self._is_ended or len(completion.tokens) <= count:
             return completion
         experts = None if completion.experts is None else completion.experts[: prompt + count - 1]
-        return Completion(*(array[:count] for array in completion[:3]), "stop", experts)
+        free = completion.free_logprobs
+        free = None if free is None else free[:count]
+        return Completion(*(array[:count] for array in completion[:3]), "stop", experts, free)
 
     def completion(self) -> Completion | None:
         """All tokens so far, of an engine that is lost; whose experts are not known. None where there are none."""

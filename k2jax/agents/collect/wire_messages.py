@@ -176,7 +176,8 @@ _REQUEST = struct.Struct("<QIIiI?")  # number, bytes of the sampling, prompt, re
 _TOKENS = struct.Struct("<QI")  # number, tokens
 _SCORE = struct.Struct("<QIII")  # number, tokens, first that is scored, images
 _IMAGE = struct.Struct("<I3II16s")  # first token, grid, numbers of a patch, digest
-_COMPLETION = struct.Struct("<QBIIHH")  # number, finish, tokens, tokens with experts, expert layers, active experts
+# Number, finish, whether free log-probabilities follow, tokens, tokens with experts, expert layers, active experts.
+_COMPLETION = struct.Struct("<QB?IIHH")
 _ERROR = struct.Struct("<QB")
 
 
@@ -292,8 +293,7 @@ def unpack_request(data: bytes) -> EngineRequest:
     """Reads a request."""
     number, text, prompt, resumed, images, reports = _REQUEST.unpack_from(data)
     begin = _REQUEST.size + text
-    values = json.loads(data[_REQUEST.size : begin])
-    sampling = Sampling(**values | {"stop_tokens": tuple(values["stop_tokens"])})
+    sampling = Sampling.from_json(json.loads(data[_REQUEST.size : begin]))
     prompt_P = np.frombuffer(data, "<i4", prompt, begin)
     media, begin = _unpack_images(data, begin + prompt_P.nbytes, images)
     resume = None if resumed < 0 else unpack_completion(data[begin:])[1]
@@ -347,21 +347,24 @@ def pack_completion(number: int, completion: Completion) -> bytes:
     """An answer; ``unpack_completion`` is the inverse."""
     experts = completion.experts
     shape = (0, 0, 0) if experts is None else experts.shape
-    head = _COMPLETION.pack(number, _FINISHES.index(completion.finish), len(completion.tokens), *shape)
-    arrays = zip(completion[:3], ("<i4", "<f4", "<i8"), strict=True)
-    parts = [np.ascontiguousarray(array, kind).tobytes() for array, kind in arrays]
-    return b"".join([head, *parts, *([] if experts is None else [np.ascontiguousarray(experts, "<i2").tobytes()])])
+    free = completion.free_logprobs
+    has_free, count = free is not None, len(completion.tokens)
+    head = _COMPLETION.pack(number, _FINISHES.index(completion.finish), has_free, count, *shape)
+    arrays = [*zip(completion[:3], ("<i4", "<f4", "<i8"), strict=True)]
+    arrays += [(free, "<f4")] if has_free else []
+    arrays += [] if experts is None else [(experts, "<i2")]
+    return b"".join([head, *(np.ascontiguousarray(array, kind).tobytes() for array, kind in arrays)])
 
 
 def unpack_completion(data: bytes) -> tuple[int, Completion]:
     """Number and completion."""
-    number, finish, count, fed, layers, active = _COMPLETION.unpack_from(data)
+    number, finish, has_free, count, fed, layers, active = _COMPLETION.unpack_from(data)
     begin, arrays = _COMPLETION.size, []
-    for kind in ("<i4", "<f4", "<i8"):
+    for kind in ("<i4", "<f4", "<i8", *(["<f4"] if has_free else [])):
         arrays.append(np.frombuffer(data, kind, count, begin))
         begin += arrays[-1].nbytes
     experts = np.frombuffer(data, "<i2", fed * layers * active, begin).reshape(fed, layers, active) if layers else None
-    return number, Completion(*arrays, _FINISHES[finish], experts)
+    return number, Completion(*arrays[:3], _FINISHES[finish], experts, arrays[3] if has_free else None)
 
 
 class RequestFault(enum.IntEnum):

@@ -96,9 +96,7 @@ class GatewayRollout:
         """
         try:
             values = dict(values)
-            sampling = dict(values.get("sampling") or {})
-            sampling["stop_tokens"] = tuple(sampling.get("stop_tokens") or ())
-            values["sampling"] = Sampling(**sampling)
+            values["sampling"] = Sampling.from_json(values.get("sampling") or {})
             values["budget"] = Budget.from_json(values.get("budget") or {})
             values["key"] = tuple(values.get("key") or (0, 0, 0))
             spec = cls(**values)

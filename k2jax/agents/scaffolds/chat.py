@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from k2jax.agents.environment import OUTCOME, Environment, Step
 from k2jax.agents.episode import Rollout
 from k2jax.agents.errors import EpisodePausedError, EpisodeTruncatedError, ReplayError
 from k2jax.agents.scaffolds import context
 from k2jax.agents.toolsets.image_results import readable
-from k2jax.client import Sampling
+from k2jax.client import Sampling, TokenConstraint
 from k2jax.errors import UserError
+from k2jax.text.call_grammars import optional_calls, tool_rules
 from k2jax.trajectory.types import NO_TURN, ROOT
 
 
@@ -21,15 +24,16 @@ class ChatScaffold:
     Args:
         context: see ``k2jax.agents.scaffolds.context``.
         tokens: length of a context from which on it is managed; 0 is no threshold.
+        constrained: whether calls of tools obey the chat format and the tools' schemas by a mask over the logits.
 
     Raises:
         UserError: a method without a threshold.
     """
 
-    def __init__(self, context: context.Method = "none", tokens: int = 0):
+    def __init__(self, context: context.Method = "none", tokens: int = 0, constrained: bool = False):
         if context != "none" and tokens < 1:
             raise UserError(f"the scaffold 'chat' needs a threshold: write chat context={context} tokens=4096")
-        self._context, self._threshold = context, tokens
+        self._context, self._threshold, self._constrained = context, tokens, constrained
 
     async def run(self, rollout: Rollout, environment: Environment, sampling: Sampling) -> None:
         """See ``k2jax.agents.scaffolds``."""
@@ -41,11 +45,12 @@ class ChatScaffold:
             )
         try:
             node, step = await rebuild(rollout, environment)
+            asked = _with_calls(rollout, sampling) if self._constrained and rollout.tools else sampling
             if trajectory.nodes[-1].finish == "length":  # what it had left could not be collected
                 raise EpisodeTruncatedError
             while not (step.terminated or step.truncated):
                 node = await context.manage(rollout, node, self._context, self._threshold, sampling)
-                node = await rollout.generate(node, sampling)
+                node = await rollout.generate(node, asked)
                 if trajectory.nodes[node].finish == "length":
                     raise EpisodeTruncatedError
                 step = await environment.step(trajectory.nodes[node].message)
@@ -60,6 +65,13 @@ class ChatScaffold:
                 trajectory.metadata[OUTCOME] = dict(left)
         except EpisodePausedError:
             trajectory.status = "unfinished"
+
+
+def _with_calls(rollout: Rollout, sampling: Sampling) -> Sampling:
+    """Sampling of messages whose calls of tools obey their schemas, while their text is free."""
+    before = rollout.chat.reasoning_rule(rollout.task.thinking)
+    rules = tool_rules(rollout.chat, rollout.tools)
+    return dataclasses.replace(sampling, constraint=TokenConstraint(*optional_calls(rules, before)))
 
 
 async def rebuild(rollout: Rollout, environment: Environment) -> tuple[int, Step]:

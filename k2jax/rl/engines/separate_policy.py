@@ -32,6 +32,7 @@ from k2jax.rl.methods.base import Parts
 from k2jax.rl.policy import Policy
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
 from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync, rollout_dtype, sums_by_name
+from k2jax.text.constrained import Grammars
 from k2jax.train.program import Program
 from k2jax.train.run import say
 from k2jax.train.signals import StopAskedError
@@ -42,7 +43,9 @@ _LONGEST_ADDRESS = 300  # bytes
 def open_policy(parts: Parts) -> Policy | PublishedPolicy:
     """The policy of a run, whose engines are where ``rl.engines.placement`` says."""
     if parts.config.rl.engines.placement == "colocated":
-        return Policy(parts.program, parts.workdir, parts.opened)
+        policy = Policy(parts.program, parts.workdir, parts.opened)
+        policy.engine.grammars = Grammars(parts.tokenizer, parts.config.model.vocab)
+        return policy
     return PublishedPolicy(parts) if parts.commands.follows else SeparatePolicy(parts)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from k2jax.client import Sampling, TokenConstraint
+from k2jax.client import Sampling
 from k2jax.data.images.patch_packing import PatchChunk
 from k2jax.inference.constraints import start_constraint
 from k2jax.inference.engine import Engine
@@ -39,17 +39,11 @@ def request_values(request: Request) -> dict[str, Any]:
 
 def request_of(values: dict[str, Any], engine: Engine) -> Request:
     """The request that ``request_values`` was given, without who waits for it, for an engine."""
-    sampling = dict(values["sampling"])
-    if "stop_tokens" in sampling:
-        sampling["stop_tokens"] = tuple(sampling["stop_tokens"])
-    if "constraint" in sampling:
-        grammar, after, banned = sampling["constraint"]
-        sampling["constraint"] = TokenConstraint(grammar, after, tuple(banned))
     media = tuple(
         PlacedChunk(start, PatchChunk(pixels, tuple(grid)), digest)
         for start, pixels, grid, digest in values.get("media", ())
     )
-    request = Request(tuple(values["prompt"].tolist()), Sampling(**sampling), media=media)
+    request = Request(tuple(values["prompt"].tolist()), Sampling.from_json(values["sampling"]), media=media)
     request.constraint = start_constraint(request.sampling, engine.grammars, engine.model.vocab)
     request.resume_after(values["tokens"].tolist() if "tokens" in values else [])
     request.order = tuple(values.get("order", ()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+import functools
 import re
 import threading
 from typing import Any
@@ -37,12 +39,12 @@ class Grammars:
     """Grammars over one vocabulary. Its methods may be called from any thread, and compilation lets others run.
 
     Args:
-        tokenizer: of the vocabulary.
+        tokenizer: of the vocabulary, or what loads it when the first grammar is compiled.
         vocab: rows of the model's embedding; ids that the tokenizer does not have are never allowed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int):
-        self._tokenizer, self._words = tokenizer, -(-vocab // 32)
+    def __init__(self, tokenizer: Tokenizer | Callable[[], Tokenizer], vocab: int):
+        self._load, self._words = tokenizer, -(-vocab // 32)
         self._lock = threading.Lock()  # of what is compiled: a compilation keeps nobody from it
         self._compiling = threading.Lock()  # one at a time
         self._vocabulary: Any = None
@@ -74,6 +76,10 @@ class Grammars:
                 if len(self._compiled) > MOST_COMPILED:
                     self._compiled.popitem(last=False)
         return Matcher(compiled.deep_copy(), self._tokenizer.eos)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return self._load if isinstance(self._load, Tokenizer) else self._load()
 
     def _known(self, grammar: str) -> Any:
         with self._lock:

@@ -39,9 +39,10 @@ COMMON = {
     "stream": [1, "yes"],
     "max_tokens": [-1, 0, 1.5, "many"],
     "stream_options": [{}, {"include_usage": True}],  # without stream
-    "logit_bias": [{"5": 1}],
-    "presence_penalty": [0.5],
-    "frequency_penalty": [1],
+    "logit_bias": [{"x": 1}, {"5": 101}, {"5": True}, {"-1": 1}, {str(TOKENIZER.vocab_size): 1}, {"²": 1}, [5]],
+    "presence_penalty": [2.5, "x"],
+    "frequency_penalty": [-3],
+    "repetition_penalty": [0, -1, 10**400],
     "return_token_ids": ["yes"],
     "colour": ["red"],
 }
@@ -151,7 +152,7 @@ def test_only_openais_interfaces_limit_the_number_of_stop_strings():
 
 def test_fields_without_effect_are_accepted():
     neutral = {"user": "me", "metadata": {"a": "b"}, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}
-    neutral |= {"stop": None, "seed": 1}
+    neutral |= {"stop": None, "seed": 1, "repetition_penalty": 1}
     assert completion(best_of=1, suffix=None, **neutral) == completion(seed=1)
     neutral |= {"response_format": {"type": "text"}, "modalities": ["text"], "parallel_tool_calls": True}
     assert chat(store=False, audio=None, **neutral) == chat(store=True, **neutral) == chat(seed=1)

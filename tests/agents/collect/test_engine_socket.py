@@ -9,8 +9,8 @@ import pytest
 from k2jax.agents.collect.engine_socket import EngineLostError, EngineServer, EngineSocketClient
 from k2jax.agents.collect.routing import RoutedClient, Router
 from k2jax.agents.collect.token_reports import ReportedTokens
-from k2jax.agents.collect.wire_messages import EngineLoad
-from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient, new_completion
+from k2jax.agents.collect.wire_messages import EngineLoad, pack_request, unpack_request
+from k2jax.client import Completion, PromptTooLongError, Sampling, ScriptedClient, TokenConstraint, new_completion
 from k2jax.errors import UserError
 from k2jax.serve.engine_process import AloneClient
 
@@ -179,3 +179,33 @@ def test_what_a_lost_engine_has_reported_is_what_another_goes_on_behind():
     lost = reported_tokens().completion()
     assert (lost.tokens.tolist(), lost.versions.tolist(), lost.finish) == ([0, 1], [3, 4], "cancelled")
     assert lost.logprobs.tolist() == [-0.5, -1.0] and ReportedTokens(lambda *_: None).completion() is None
+
+
+def test_constraints_penalties_and_both_log_probabilities_cross_the_wire():
+    asked = Sampling(
+        stop_tokens=(3,),
+        constraint=TokenConstraint('start: "x"', 5, (6, 7)),
+        frequency_penalty=0.5,
+        logit_bias=((2, 1.0),),
+    )
+    arrays = np.arange(3, dtype=np.int32), np.full(3, -0.5, np.float32), np.arange(3)
+    free, experts = np.array([-1, -2, -np.nan], np.float32), np.ones((4, 2, 1), np.int16)
+    for extra in ((None, free), (experts, free), (experts, None), (None, None)):
+        resume = Completion(*arrays, "cancelled", *extra)
+        request = unpack_request(pack_request(9, [1, 2], asked, resume))
+        assert request.sampling == asked and request.resume.finish == "cancelled"
+        for read, sent in zip(request.resume[4:], extra, strict=True):
+            assert (read is None) == (sent is None)
+            np.testing.assert_array_equal(read, sent)
+
+
+def test_tokens_of_a_lost_engine_under_a_constraint_are_not_trained_on():
+    """Both log-probabilities of what another engine adds are known, and one of what the lost one has reported."""
+    lost = reported_tokens().completion()
+    whole = new_completion([0, 1, 2], [-9, -9, -1.0], [4, 4, 5], "stop", lost, free_logprobs=[-9, -9, -1.0])
+    assert whole.trainable.tolist() == [False, False, True]
+    reported = reported_tokens()
+    reported.add(np.array([2]), np.array([-1.0]), np.array([5]))
+    longer = whole._replace(**{name: np.append(getattr(whole, name), 0) for name in ("tokens", "logprobs", "versions")})
+    cut = reported.cut(4, longer._replace(free_logprobs=np.append(whole.free_logprobs, 0)))
+    assert len(cut.tokens) == len(cut.free_logprobs) == 3

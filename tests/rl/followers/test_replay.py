@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 import contextlib
+import dataclasses
 import threading
 
 import numpy as np
@@ -164,6 +165,7 @@ def _generated(worker):
 def test_a_request_comes_back_with_all_that_scheduling_depends_on():
     run = engine()
     asked = Sampling(max_tokens=9, temperature=0.5, seed=7, stop_tokens=(1, 2), top_logprobs=2, return_experts=False)
+    asked = dataclasses.replace(asked, frequency_penalty=0.5, logit_bias=((3, 1.0),), scored_from=2)
     request = run.make_request(prompts(6)[0], asked, (4, 5))
     request.order, request.scored_temperature = (3, 1), 0.5
     back = request_of(request_values(request), run)
