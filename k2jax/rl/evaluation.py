@@ -139,5 +139,5 @@ def open_policy(config: Config, checkpoint: str) -> RoleClient:
 
 
 def _new_engine(config: Config, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> LockstepClient:
-    sizes = {"slots": config.rl.rollout.slots, "max_length": config.rl.rollout.max_length}
-    return LockstepClient(engine_of(model, params, tokenizer, **sizes))
+    rollout = config.rl.rollout
+    return LockstepClient(engine_of(model, params, tokenizer, slots=rollout.slots, max_length=rollout.max_length))
