@@ -7,7 +7,9 @@ differ by far. A checkpoint every 10 iterations: at the default of 200 a lost ho
 An engine is a process on each of the 16 hosts of its slice, and starts again by itself when one of them is lost:
 
     python -m k2jax.launch --backend=jobset --config=experiments/rl/k2_1t_separate.py --tpu=v5p:8x8x16 \
-        --engines=v5p:4x4x4 --engine_slices=4 --workers=32 --machine=n2-standard-32 --workdir=gs://bucket/run ...
+        --engines=v5p:4x4x4 --engine_slices=4 --workers=32 --machine=n2-standard-32 --workdir=gs://my-bucket/k2-rl \
+        --project=my-project --zone=us-east5 --cluster=my-cluster \
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
 
 Expected: nothing was trained with it. What the trainer and an engine take, and what a lost host costs:
 
