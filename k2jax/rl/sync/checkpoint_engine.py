@@ -34,7 +34,6 @@ import shutil
 import tempfile
 import time
 from typing import Any, NamedTuple
-import zlib
 
 import jax
 import numpy as np
@@ -58,7 +57,7 @@ class PublishStats(NamedTuple):
 
 def store_folder(workdir: Path, process: int | None = None) -> Path:
     """The folder in shared memory that belongs to a run's workdir, or to one of several processes of the run."""
-    run = f"k2jax-{zlib.crc32(str(workdir.absolute()).encode()):08x}"
+    run = f"k2jax-{xxhash.xxh32_hexdigest(str(workdir.absolute()))}"
     return SHARED_MEMORY / (run if process is None else f"{run}-{process}")
 
 

@@ -18,6 +18,7 @@ from k2jax.rl.followers.controller import Controller
 from k2jax.rl.followers.digests import digest_of
 from k2jax.rl.followers.follower import Follower
 from k2jax.rl.followers.request_form import request_of, request_values
+from k2jax.train.signals import StopAskedError
 from tests.inference.tiny import engine, prompts, with_few_pages
 from tests.rl.followers.threads import drop, end, trees
 
@@ -117,6 +118,22 @@ def test_a_follower_runs_the_same_programs_whoever_stops_what(watched):
         assert {thread for _, _, thread in seen} == {threading.current_thread().name}
     assert used(theirs) == used(raw) and (watched or raw.stats().preemptions)
     assert theirs.stats().tokens_generated == raw.stats().tokens_generated > 50
+
+
+def test_a_controller_that_gives_up_an_iteration_is_followed():
+    def follow(commands):
+        with pytest.raises(StopAskedError):
+            commands.issue_while(None)
+        return commands.share(None)
+
+    def give_up():
+        raise StopAskedError
+
+    with pair(follow) as (commands, followed):
+        with pytest.raises(StopAskedError):
+            commands.issue_while(give_up)
+        commands.share("saved")
+        assert followed.result(20) == "saved"
 
 
 @pytest.mark.parametrize("what", ["seed", "program", "phase", "kind"])
