@@ -11,9 +11,6 @@ from k2jax.tasks.ifeval.checks import CHECKS
 from k2jax.trajectory import Reward
 from k2jax.trajectory.types import ITEMS
 
-LONGEST = 1 << 19
-"""Characters of an answer: a longer one follows no instruction."""
-
 
 @judges_every_answer(lambda task: "Lamps burn, and birds sing.", worth=None)
 def ifeval(task: Task, answer: str) -> Reward:
@@ -34,5 +31,5 @@ def ifeval(task: Task, answer: str) -> Reward:
 
 
 def _holds(name: str, given: dict, texts: Sequence[str]) -> bool:
-    """Whether one of the texts follows an instruction; an empty one and one without end follow none."""
-    return any(bool(text.strip()) and len(text) <= LONGEST and CHECKS[name](text, given) for text in texts)
+    """Whether one of the texts follows an instruction; an empty one follows none."""
+    return any(bool(text.strip()) and CHECKS[name](text, given) for text in texts)
