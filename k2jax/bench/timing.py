@@ -48,19 +48,29 @@ def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, warmup: i
         rounds: timed runs of each candidate.
         warmup: untimed runs of each candidate, compilation included.
     """
+    return {name: wall for name, (wall, _) in interleaved_spent(candidates, rounds, warmup).items()}
+
+
+def interleaved_spent(
+    candidates: dict[str, Callable[[], Any]], rounds: int, warmup: int = 2
+) -> dict[str, tuple[float, float]]:
+    """As ``interleaved``, with the median processor seconds of all threads of this process beside those of the clock.
+
+    They say what a candidate costs also where others use the processors, and nothing of an accelerator.
+    """
     for _ in range(warmup):
         for run in candidates.values():
             jax.block_until_ready(run())
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
     for number in range(rounds):
         names = list(candidates)
         first = number % len(names)
         for name in names[first:] + names[:first]:
             run = candidates[name]
-            start = time.perf_counter()
+            start, processor = time.perf_counter(), time.process_time()
             jax.block_until_ready(run())
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+            spent[name].append((time.perf_counter() - start, time.process_time() - processor))
+    return {name: tuple(map(statistics.median, zip(*times, strict=True))) for name, times in spent.items()}
 
 
 def time_row(name: str, ours: float, baseline: float, baseline_name: str) -> Row:

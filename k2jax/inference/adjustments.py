@@ -117,6 +117,12 @@ class AdjustmentState:
 
 def empty_adjustments(rows: int, columns: int, vocab: int) -> Adjustments:
     """Arrays on the host that change no logits."""
-    counts, numbers = np.zeros((2, rows, columns), np.int32), np.zeros((2, rows), np.float32)
-    ids, bias = np.full((rows, columns), vocab, np.int32), np.zeros((rows, columns), np.float32)
-    return Adjustments(ids, *counts, bias, *numbers, np.ones(rows, np.float32))
+    return Adjustments(
+        ids=np.full((rows, columns), vocab, np.int32),
+        seen=np.zeros((rows, columns), np.int32),
+        generated=np.zeros((rows, columns), np.int32),
+        bias=np.zeros((rows, columns), np.float32),
+        presence=np.zeros(rows, np.float32),
+        frequency=np.zeros(rows, np.float32),
+        repetition=np.ones(rows, np.float32),
+    )
