@@ -29,8 +29,8 @@ PARTS = {
         *("--engine_slices=2", "--config.rl.engines.placement=separate"),
     ),
     "jobset_engine_hosts": (
-        *("--config=experiments/rl/k2_1t_separate.py", *GKE, "--tpu=v5p:8x8x16", "--engines=v5p:4x4x4"),
-        *("--engine_slices=2", "--workers=32", "--machine=n2-standard-32"),
+        *(RL, *GKE, "--tpu=v5p:2x2x1", "--engines=v5p:2x2x2", "--engine_slices=1"),
+        *("--config.rl.engines.placement=separate", "--config.rl.rollout.data=8"),
     ),
     "xpk_engine_hosts": (
         *(RL, "--backend=xpk", "--zone=us-east5", "--cluster=my-cluster", "--tpu=v5p:2x2x1", "--engines=v5p:2x2x2"),

@@ -22,12 +22,9 @@ spec:
     - name: main
       replicas: 1
       template:
-        metadata:
-          annotations:
-            alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
         spec:
-          parallelism: 256
-          completions: 256
+          parallelism: 1
+          completions: 1
           completionMode: Indexed
           backoffLimit: 0
           podFailurePolicy:
@@ -51,7 +48,7 @@ spec:
               terminationGracePeriodSeconds: 600
               nodeSelector:
                 cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice
-                cloud.google.com/gke-tpu-topology: "8x8x16"
+                cloud.google.com/gke-tpu-topology: "2x2x1"
               tolerations:
                 - key: google.com/tpu
                   operator: Exists
@@ -59,18 +56,15 @@ spec:
                 - name: train
                   image: "us-docker.pkg.dev/my-project/k2jax/train:1"
                   command:
-                    - bash
-                    - "-c"
-                    - "if [ \"$$HOSTNAME\" = k2-main-0-0 ]; then\n  ray start --head --port=6379 --num-cpus=0 --include-dashboard=false --disable-usage-stats || exit 1\nfi\nexec \"$$@\"\n"
-                    - bash
                     - python
                     - "-m"
                     - k2jax.rl
                     - "--workdir=/gcs/my-bucket/runs/k2"
-                    - "--config=experiments/rl/k2_1t_separate.py"
+                    - "--config=experiments/rl/terminal_workers_nano.py"
+                    - "--config.rl.engines.placement=separate"
+                    - "--config.rl.rollout.data=8"
                     - "--config.rl.engines.start=0"
                     - "--config.rl.engines.listen=k2-main-0-0.k2:4567"
-                    - "--config.rl.rollout.ray=auto"
                   env:
                     - name: JAX_PLATFORMS
                       value: "tpu,cpu"
@@ -112,8 +106,8 @@ spec:
           annotations:
             alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
         spec:
-          parallelism: 16
-          completions: 16
+          parallelism: 2
+          completions: 2
           completionMode: Indexed
           backoffLimitPerIndex: 100
           podFailurePolicy:
@@ -137,7 +131,7 @@ spec:
               terminationGracePeriodSeconds: 600
               nodeSelector:
                 cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice
-                cloud.google.com/gke-tpu-topology: "4x4x4"
+                cloud.google.com/gke-tpu-topology: "2x2x2"
               tolerations:
                 - key: google.com/tpu
                   operator: Exists
@@ -169,163 +163,6 @@ spec:
                   resources:
                     limits:
                       google.com/tpu: 4
-                  volumeMounts:
-                    - name: shared-memory
-                      mountPath: "/dev/shm"
-                    - name: bucket
-                      mountPath: "/gcs/my-bucket"
-              volumes:
-                - name: shared-memory
-                  emptyDir:
-                    medium: Memory
-                - name: bucket
-                  csi:
-                    driver: gcsfuse.csi.storage.gke.io
-                    volumeAttributes:
-                      bucketName: my-bucket
-                      mountOptions: "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
-      dependsOn:
-        - name: main
-          status: Ready
-    - name: engine-1
-      replicas: 1
-      template:
-        metadata:
-          annotations:
-            alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
-        spec:
-          parallelism: 16
-          completions: 16
-          completionMode: Indexed
-          backoffLimitPerIndex: 100
-          podFailurePolicy:
-            rules:
-              - action: FailJob
-                onExitCodes:
-                  containerName: train
-                  operator: In
-                  values:
-                    - 2
-                    - 3
-          template:
-            metadata:
-              annotations:
-                gke-gcsfuse/volumes: "true"
-                gke-gcsfuse/cpu-limit: "0"
-                gke-gcsfuse/memory-limit: "0"
-                gke-gcsfuse/ephemeral-storage-limit: "0"
-            spec:
-              restartPolicy: Never
-              terminationGracePeriodSeconds: 600
-              nodeSelector:
-                cloud.google.com/gke-tpu-accelerator: tpu-v5p-slice
-                cloud.google.com/gke-tpu-topology: "4x4x4"
-              tolerations:
-                - key: google.com/tpu
-                  operator: Exists
-              containers:
-                - name: train
-                  image: "us-docker.pkg.dev/my-project/k2jax/train:1"
-                  command:
-                    - python
-                    - "-m"
-                    - k2jax.rollout
-                    - engine
-                    - "--follow=/gcs/my-bucket/runs/k2"
-                  env:
-                    - name: JAX_PLATFORMS
-                      value: "tpu,cpu"
-                    - name: JAX_COMPILATION_CACHE_DIR
-                      value: "/gcs/my-bucket/runs/k2/compilation_cache"
-                    - name: K2JAX_CACHE
-                      value: "/gcs/my-bucket/runs/k2/cache"
-                    - name: LIBTPU_INIT_ARGS
-                      value: "--xla_tpu_enable_async_all_to_all=true --xla_tpu_enable_async_ragged_all_to_all=true"
-                    - name: PYTHONUNBUFFERED
-                      value: "1"
-                  securityContext:
-                    privileged: true
-                  ports:
-                    - containerPort: 8471
-                    - containerPort: 8080
-                  resources:
-                    limits:
-                      google.com/tpu: 4
-                  volumeMounts:
-                    - name: shared-memory
-                      mountPath: "/dev/shm"
-                    - name: bucket
-                      mountPath: "/gcs/my-bucket"
-              volumes:
-                - name: shared-memory
-                  emptyDir:
-                    medium: Memory
-                - name: bucket
-                  csi:
-                    driver: gcsfuse.csi.storage.gke.io
-                    volumeAttributes:
-                      bucketName: my-bucket
-                      mountOptions: "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
-      dependsOn:
-        - name: main
-          status: Ready
-    - name: workers
-      replicas: 1
-      template:
-        spec:
-          parallelism: 32
-          completions: 32
-          completionMode: Indexed
-          backoffLimitPerIndex: 100
-          podFailurePolicy:
-            rules:
-              - action: FailJob
-                onExitCodes:
-                  containerName: train
-                  operator: In
-                  values:
-                    - 2
-                    - 3
-          template:
-            metadata:
-              annotations:
-                gke-gcsfuse/volumes: "true"
-                gke-gcsfuse/cpu-limit: "0"
-                gke-gcsfuse/memory-limit: "0"
-                gke-gcsfuse/ephemeral-storage-limit: "0"
-            spec:
-              restartPolicy: Never
-              terminationGracePeriodSeconds: 600
-              nodeSelector:
-                node.kubernetes.io/instance-type: n2-standard-32
-              affinity:
-                podAntiAffinity:
-                  requiredDuringSchedulingIgnoredDuringExecution:
-                    - labelSelector:
-                        matchLabels:
-                          jobset.sigs.k8s.io/jobset-name: k2
-                          jobset.sigs.k8s.io/replicatedjob-name: workers
-                      topologyKey: kubernetes.io/hostname
-              containers:
-                - name: train
-                  image: "us-docker.pkg.dev/my-project/k2jax/train:1"
-                  command:
-                    - ray
-                    - start
-                    - "--address=k2-main-0-0.k2:6379"
-                    - "--block"
-                    - "--disable-usage-stats"
-                  env:
-                    - name: JAX_PLATFORMS
-                      value: cpu
-                    - name: JAX_COMPILATION_CACHE_DIR
-                      value: "/gcs/my-bucket/runs/k2/compilation_cache"
-                    - name: K2JAX_CACHE
-                      value: "/gcs/my-bucket/runs/k2/cache"
-                    - name: PYTHONUNBUFFERED
-                      value: "1"
-                  securityContext:
-                    privileged: true
                   volumeMounts:
                     - name: shared-memory
                       mountPath: "/dev/shm"
