@@ -129,8 +129,8 @@ class SeparatePolicy(PublishedPolicy):
         parts.opened.callback(own.close)
         self.pool.watched = functools.partial(self._look, own)
         parts.event_loop.run(self.pool.watch())
-        parts.opened.callback(lambda: parts.event_loop.run(self.pool.close()))
-        parts.opened.callback(remove_record, parts.workdir)
+        # Of a run that an error ends, as the loss of a process is one, engines wait for the next start.
+        parts.opened.push(lambda kind, *_: self._say_the_end() if kind is None else None)
         self._has_record = False
 
     def push(self, params: Any, version: int) -> None:
@@ -143,6 +143,10 @@ class SeparatePolicy(PublishedPolicy):
             dtype = jax.numpy.dtype(rollout_dtype(self._parts.program)).name
             listen = self._address.text if self._listener is not None else ""
             RunRecord(this_machine(), str(path), listen, dtype, self.addresses).write(self._parts.workdir)
+
+    def _say_the_end(self) -> None:
+        remove_record(self._parts.workdir)
+        self._parts.event_loop.run(self.pool.close())
 
     def _look(self, own: OwnEngines) -> None:
         try:

@@ -57,7 +57,7 @@ class PublishStats(NamedTuple):
 
 def store_folder(workdir: Path, process: int | None = None) -> Path:
     """The folder in shared memory that belongs to a run's workdir, or to one of several processes of the run."""
-    run = f"k2jax-{xxhash.xxh32_hexdigest(str(workdir.absolute()))}"
+    run = f"k2jax-{xxhash.xxh32_hexdigest(str(workdir.absolute()).encode())}"
     return SHARED_MEMORY / (run if process is None else f"{run}-{process}")
 
 
