@@ -49,7 +49,7 @@ class SupervisedRun:
         self.flags += [f"--config.rl.engines.listen=127.0.0.1:{_free_ports()}"] if len(trainers) > 1 else []
         self.trainers = trainers
         self._processes: dict[str, subprocess.Popen] = {}
-        self._starts, self._port, self.seconds = 0, 0, []
+        self._starts, self._port, self.seconds, self._engine_seen = 0, 0, [], time.monotonic()
 
     def start(self) -> None:
         """Starts the trainers that are not there, and the engine where the run has none of its own."""
@@ -95,8 +95,14 @@ class SupervisedRun:
         return mine
 
     def has_ended(self) -> bool:
-        """Whether a trainer has ended."""
-        return any(self._processes[name].poll() is not None for name in self.trainers)
+        """Whether a trainer has ended; an engine that has ended by itself long before is a fault."""
+        if any(self._processes[name].poll() is not None for name in self.trainers):
+            return True
+        engine = self._processes.get("engine")
+        if engine is None or engine.poll() is None:
+            self._engine_seen = time.monotonic()
+        assert time.monotonic() < self._engine_seen + END_SECONDS, self.log("engine")
+        return False
 
     def log(self, name: str) -> str:
         """What a process has printed."""
