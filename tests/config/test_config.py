@@ -30,7 +30,8 @@ from k2jax.optim import learning_rate
 from k2jax.rl.setup import check_config
 from k2jax.train.workdir import open_workdir
 
-EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("[!e]*/*.py"))  # not what they start, or suites
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("[pr]*/*.py"))
+EXPERIMENTS += sorted((Path(__file__).parents[2] / "experiments").glob("sft/*.py"))  # others have configs of their own
 FILE = "from k2jax.config import defaults\ndef get_config():\n    return defaults('pretrain')\n"
 
 

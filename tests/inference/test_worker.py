@@ -1,6 +1,7 @@
 """Callers on other threads get their answers, and nobody waits for an engine that has died."""
 
 import queue
+import threading
 import time
 
 import pytest
@@ -28,14 +29,16 @@ def test_an_error_in_a_call_is_the_caller_s(worker):
 
 
 def test_an_error_in_the_engine_ends_everything_and_is_told():
-    worker = Worker(engine())
+    worker, both = Worker(engine()), threading.Event()
 
     def explode(request):
+        both.wait(60)
         raise ArithmeticError("boom")
 
     requests = [
         worker.submit(prompts(5)[0], Sampling(max_tokens=50), on_token=on_token) for on_token in (explode, None)
     ]
+    both.set()
     worker._thread.join(timeout=60)
     assert isinstance(worker.failed, ArithmeticError)
     assert {request.finish_reason for request in requests} == {"cancelled"}

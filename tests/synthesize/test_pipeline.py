@@ -14,6 +14,7 @@ import time
 import pytest
 
 from k2jax.agents.dataset import load_tasks
+from k2jax.config import load_experiment
 from k2jax.data.chat_records import messages_and_tools
 from k2jax.errors import UserError
 from k2jax.synthesize.kept_results import LOG, STAGES
@@ -95,6 +96,13 @@ def test_a_wrong_config_is_refused_in_one_line(changes, message):
     with pytest.raises(UserError, match=message) as error:
         resolved({**synthesis().to_dict(), **changes})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", sorted(Path("experiments/synthesis").glob("*.py")), ids=lambda path: path.stem)
+def test_every_experiment_resolves(path):
+    module = load_experiment(path)
+    assert "python -m k2jax.synthesize" in module.__doc__
+    assert resolved(module.get_config()).models == {}
 
 
 CHAOS = dict.fromkeys(("writer", "agent", "judge"), AskedModelConfig(chaos=0.08))
