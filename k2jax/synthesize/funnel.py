@@ -106,5 +106,5 @@ def funnel_picture(counts: Sequence[StageCounts], path: Path) -> None:
     axis.set_yticks(places, [one.stage.replace("_", " ") for one in counts])
     axis.invert_yaxis()
     style_axes(axis, title="Records of each stage", x="records", y="")
-    axis.legend(frameon=False, fontsize=9, loc="lower right")
+    axis.legend(frameon=False, fontsize=9, loc="upper right")
     figure.savefig(path, dpi=120)

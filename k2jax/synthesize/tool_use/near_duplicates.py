@@ -107,7 +107,7 @@ def distinct_worlds(near: float, encoder: str = "") -> Callable[[Sequence[Record
         made = Made([], [])
         for count, record in zip(doubled, records, strict=True):
             if count > _SHARE * len(record["world"]["tools"]):
-                made.dropped.append(("tools are near-duplicates", record))
+                made.dropped.append(("near-duplicate tools", record))
             else:
                 made.kept.append(record)
         return made
