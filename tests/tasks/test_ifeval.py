@@ -114,7 +114,7 @@ def test_the_oracle_follows_every_instruction_alone():
 def test_long_answers_take_time_in_proportion():
     for text in ("[" * 50_000, "*" * 50_000, " " * 50_000 + "x", "p." * 30_000, "<<" * 30_000, "a. " * 20_000):
         for name, values, *_ in CASES:
-            CHECKS[name](text, values)
+            assert CHECKS[name](text, values) in (True, False), name
 
 
 PIECES = ["bird", "Bird,", "BIRD", "[a]", "*b*", "**c**", "* d\n", "- e\n", "\n\n", "***", "******", "<<t>>", "P.S.",
