@@ -8,21 +8,20 @@ which come at the beginning of an iteration that the configuration names.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import hashlib
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
-import numpy as np
 
 from k2jax.agents.roles import RoleClient
 from k2jax.client import Sampling
 from k2jax.config.schema import Config, RoleConfig
-from k2jax.convert.loading import open_pretrained, tokenizer_of
+from k2jax.convert.loading import Opened, open_pretrained, tokenizer_of
 from k2jax.errors import UserError
 from k2jax.inference.checksum import digest
 from k2jax.inference.engine import Engine
 from k2jax.inference.loading import load_engine
 from k2jax.inference.lockstep import LockstepClient
+from k2jax.inference.weights import checksums_of
 from k2jax.text.chat import ChatFormat
 from k2jax.text.tokenizer import Tokenizer
 
@@ -31,16 +30,14 @@ class FrozenModel(NamedTuple):
     """A checkpoint that answers as a role.
 
     Attributes:
-        engine: with its weights.
+        engine: with its weights; None where it has a process of its own.
         sampling: how its messages are sampled.
+        digest: of its weights, see ``checksum.digest``.
     """
 
-    engine: Engine
+    engine: Engine | None
     sampling: Sampling
-
-    def checksum(self) -> str:
-        """Of its weights."""
-        return digest({name: next(iter(sums)) for name, sums in self.engine.weights.checksums().items()})
+    digest: str
 
 
 def open_roles(
@@ -62,6 +59,23 @@ def open_roles(
         UserError: a checkpoint cannot be read, has another vocabulary than the run, or does not divide over the mesh.
     """
     opened = {}
+    for name, sampling in _sampled(config, tokenizer).items():
+        engine = load_role(config, name, number_in(config.rl.roles[name], iteration), mesh, dtype)
+        opened[name] = FrozenModel(engine, sampling, engine.weights.digest())
+    return opened
+
+
+def read_roles(config: Config, tokenizer: Tokenizer, dtype: Any = None) -> dict[str, FrozenModel]:
+    """Reads the first checkpoints of roles whose engines are elsewhere; see ``open_roles``."""
+    sampled = _sampled(config, tokenizer)
+    return {
+        name: FrozenModel(None, sampling, read_role(config, name, 0, None, dtype)) for name, sampling in sampled.items()
+    }
+
+
+def _sampled(config: Config, tokenizer: Tokenizer) -> dict[str, Sampling]:
+    """How messages of each role are sampled, in the order of the names, once its vocabularies are found to be right."""
+    sampled = {}
     for name in sorted(config.rl.roles):
         role = config.rl.roles[name]
         for key, checkpoint in (("checkpoint", role.checkpoint), *(("later", later) for later in role.later)):
@@ -70,10 +84,9 @@ def open_roles(
                     f"config.rl.roles.{name}.{key} {checkpoint} has another vocabulary than the run, whose "
                     "trajectories hold what it says; choose a checkpoint with the run's tokenizer"
                 )
-        engine = load_role(config, name, number_in(role, iteration), mesh, dtype)
         tail = {"temperature": role.temperature, "top_p": role.top_p, "top_k": role.top_k}
-        opened[name] = FrozenModel(engine, Sampling(max_tokens=role.max_tokens, **tail))
-    return opened
+        sampled[name] = Sampling(max_tokens=role.max_tokens, **tail)
+    return sampled
 
 
 def number_in(role: RoleConfig, iteration: int) -> int:
@@ -97,19 +110,32 @@ def load_role(config: Config, name: str, number: int, mesh: Mesh | None, dtype: 
 
 
 def read_role(config: Config, name: str, number: int, mesh: Mesh | None, dtype: Any = None) -> str:
-    """Reads a checkpoint that ``load_role`` is to load later, one weight at a time, and returns a hash of its weights.
+    """Reads a checkpoint that is loaded later or elsewhere, one weight at a time; returns the digest that it has then.
+
+    Raises:
+        UserError: it cannot be read, or does not divide over the mesh.
+    """
+    opened, engine = empty_role(config, name, number, mesh, dtype)
+    return digest(checksums_of(opened.host_leaves(), engine.weights))
+
+
+def empty_role(config: Config, name: str, number: int, mesh: Mesh | None, dtype: Any = None) -> tuple[Opened, Engine]:
+    """A checkpoint of a role, and an engine that waits for its weights.
+
+    Args:
+        config: the experiment.
+        name: of the role.
+        number: see ``number_in``.
+        mesh: see ``open_roles``.
+        dtype: see ``open_roles``.
 
     Raises:
         UserError: it cannot be read, or does not divide over the mesh.
     """
     role = config.rl.roles[name]
     opened = open_pretrained((role.checkpoint, *role.later)[number])
-    Engine(opened.model, opened.abstract(dtype), mesh=mesh, slots=role.slots, max_length=config.rl.rollout.max_length)
-    hashed = hashlib.blake2b(digest_size=8)
-    for weight, array in opened.host_leaves():
-        hashed.update(f"{weight} {array.dtype} {array.shape}".encode())
-        hashed.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return hashed.hexdigest()
+    sizes = {"slots": role.slots, "max_length": config.rl.rollout.max_length, "version": -1}
+    return opened, Engine(opened.model, opened.abstract(dtype), mesh=mesh, **sizes)
 
 
 def roles_in_lockstep(

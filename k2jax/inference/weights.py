@@ -20,7 +20,7 @@ import numpy as np
 from k2jax.config.build import nearest
 from k2jax.config.schema import ModelConfig
 from k2jax.errors import UserError
-from k2jax.inference.checksum import combine, replica_sums, seed_of
+from k2jax.inference.checksum import combine, digest, replica_sums, seed_of
 from k2jax.inference.mesh import default_sharding, fetch, spread
 from k2jax.model import cast_params, model_specs
 from k2jax.model.vision import vision_specs
@@ -158,6 +158,10 @@ class EngineWeights:
                 checksums[name if first is None else (name, row)] = each
         return checksums
 
+    def digest(self) -> str:
+        """One number for all checksums; where copies of a weight differ it is one of no weights."""
+        return digest({name: next(iter(each)) if len(each) == 1 else 0 for name, each in self.checksums().items()})
+
     def leaves(self) -> Iterator[tuple[Name, Array]]:
         """All weights as ``update`` takes them, layer by layer.
 
@@ -274,6 +278,26 @@ class EngineWeights:
         if is_layer and isinstance(sharding, NamedSharding):
             return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         return sharding
+
+
+def checksums_of(leaves: Iterable[tuple[str, Any]], weights: EngineWeights) -> dict[Name, int]:
+    """The checksums that whole weights will have in an engine, of which it need not have any yet.
+
+    Args:
+        leaves: names and arrays, whole and with their layers; each is let go before the next one is asked for.
+        weights: of the engine, whose dtypes they get.
+    """
+    sums: dict[Name, int] = {}
+    for name, array in leaves:
+        target, layered = weights.target(name), array.ndim > len(weights.target(name).shape)
+        seeds = np.array([seed_of(name, row) for row in range(len(array))]) if layered else seed_of(name)
+        placed = jax.device_put(array.astype(target.dtype, copy=False), default_sharding())
+        del array
+        [of_device] = fetch([replica_sums(placed, seeds)])
+        rows = enumerate(combine(np.asarray(of_device), placed.sharding))
+        sums |= {(name, row) if layered else name: next(iter(each)) for row, each in rows}
+        del placed
+    return sums
 
 
 _split = jax.jit(panels.split)

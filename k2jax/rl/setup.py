@@ -15,10 +15,11 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import ContinuousClient, LockstepClient
 from k2jax.inference.engine import Engine
-from k2jax.inference.roles import FrozenModel, open_roles, roles_in_lockstep
+from k2jax.inference.roles import FrozenModel, roles_in_lockstep
 from k2jax.losses.base import Loss
 from k2jax.losses.combined import CombinedLoss
 from k2jax.losses.registry import make_policy_term
+from k2jax.rl.engines.frozen_roles import open_frozen
 from k2jax.rl.engines.separate_policy import PublishedPolicy, open_policy
 from k2jax.rl.episodes import Episodes
 from k2jax.rl.event_loop import EventLoop
@@ -30,7 +31,6 @@ from k2jax.rl.methods import METHODS, Methods, Parts, open_methods
 from k2jax.rl.policy import Policy
 from k2jax.rl.report import write_results
 from k2jax.rl.sampler import Sampler
-from k2jax.rl.sync.weight_sync import rollout_dtype, rollout_mesh
 from k2jax.rl.updates import Trainer
 from k2jax.rl.workers.opening import check_workers, open_workers
 from k2jax.text.media_reading import MediaReader
@@ -87,7 +87,7 @@ def open_rl(
             commands=commands,
         )
         methods = open_methods(parts)
-        frozen = _open_frozen(parts)
+        frozen = open_frozen(parts)
         with Run(program, path, identity) as run:
             parts.run, policy = run, open_policy(parts)
             sampler = open_sampler(parts, policy, scorer, media, methods, frozen)
@@ -103,15 +103,6 @@ def open_rl(
             print(last_line(run, command))
 
 
-def _open_frozen(parts: Parts) -> dict[str, FrozenModel]:
-    """The engines of the roles beside the policy's; their checkpoints must not change between starts."""
-    program, rl = parts.program, parts.config.rl
-    mesh = rollout_mesh(program, rl.rollout) if rl.engines.placement == "colocated" else None
-    frozen = open_roles(parts.config, parts.tokenizer, mesh, rollout_dtype(program))
-    parts.identity.update({f"checkpoint of the role {name}": model.checksum() for name, model in frozen.items()})
-    return frozen
-
-
 def open_sampler(
     parts: Parts,
     policy: Policy | PublishedPolicy,
@@ -123,7 +114,8 @@ def open_sampler(
     """The sampler that the config names; ``parts.opened`` closes it. Of several processes the first has it."""
     commands = parts.commands
     engine = commands.engine(policy.engine) if isinstance(policy, Policy) else policy.pool
-    frozen = {name: model._replace(engine=commands.engine(model.engine)) for name, model in frozen.items()}
+    there = {name: model.engine and commands.engine(model.engine) for name, model in frozen.items()}
+    frozen = {name: model._replace(engine=there[name]) for name, model in frozen.items()}
     if parts.config.rl.rollout.sampler == "workers" and not commands.follows:
         return LeadingSampler(open_workers(parts, engine, scorer, media, methods, frozen), commands)
     client = LockstepClient(engine)

@@ -5,7 +5,8 @@ Example:
 
 The engine takes each version of the weights that the run publishes and answers the run's episodes with them, on devices
 of its own. It waits until there are weights, may be started and stopped at any time of a run, waits for a run that was
-killed to go on, and ends when the run does.
+killed to go on, and ends when the run does. In a run with frozen roles (config.rl.roles) the run moves engines between
+the policy and the roles as their requests ask for; --role says where one begins.
 
 Where a model needs the devices of several hosts, start the same command on each of them with JAX_COORDINATOR_ADDRESS
 (HOST:PORT of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID, as for the training; on Cloud TPU and GKE they find each
@@ -18,12 +19,14 @@ import sys
 from absl import flags
 
 from k2jax import cli, processes, runtime
+from k2jax.trajectory.steps import POLICY
 
 
 def define(values: flags.FlagValues) -> None:
     """Adds the command's flags."""
     to = {"flag_values": values}
     flags.DEFINE_string("follow", None, "Workdir of the run.", **to)
+    flags.DEFINE_string("role", POLICY, "Whose weights it has at first: the policy's, or one of config.rl.roles.", **to)
     text = "End when standard input ends, as the engines do that a run starts itself."
     flags.DEFINE_bool("ends_with_input", False, text, **to)
 
@@ -41,4 +44,4 @@ def main(values: flags.FlagValues) -> int:
         processes.end_on_signals()
     from k2jax.serve.run_engine import main as serve
 
-    return serve(Path(values.follow), values.ends_with_input)
+    return serve(Path(values.follow), values.ends_with_input, values.role)

@@ -11,15 +11,17 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 import numpy as np
 
 from k2jax import processes
+from k2jax.agents.collect.engine_states import EngineRole
 from k2jax.checkpoint import run_config
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.inference import Engine
-from k2jax.inference.checksum import digest
 from k2jax.inference.mesh import make_engine_mesh
+from k2jax.inference.roles import empty_role
 from k2jax.model import cast_params
 from k2jax.model.vision import multimodal_specs
 from k2jax.params import abstract
@@ -30,9 +32,10 @@ from k2jax.rl.engines.run_record import RunRecord
 from k2jax.rl.followers.commands import Commands
 from k2jax.rl.followers.digests import digest_of
 from k2jax.rl.sync.checkpoint_engine import store_folder
-from k2jax.serve.following import StoredWeights, WeightSource
+from k2jax.serve.following import CheckpointWeights, StoredWeights, WeightSource
 from k2jax.text.constrained import Grammars
 from k2jax.text.tokenizer import load_tokenizer
+from k2jax.trajectory.steps import POLICY
 
 _NEW, _OLD, _BROKEN = range(3)
 """Which weights a process has behind a command to take new ones."""
@@ -46,7 +49,6 @@ class EnginePart:
         commands: of the engine's processes.
 
     Attributes:
-        open: makes the engine of a run, given values of its record, in all processes.
         take: has all processes take the version that all of them find, and returns its number and its checksum.
         engine: as clients of this process use it.
         source: where this process takes its weights from.
@@ -56,17 +58,27 @@ class EnginePart:
     source: WeightSource
 
     def __init__(self, workdir: Path, commands: Commands):
-        self._workdir, self._commands = workdir, commands
-        self.open = commands.joint("open", self._open)
+        self._workdir, self._commands, self._own = workdir, commands, None
+        self._open_all = commands.joint("open", self._open)
         self.take = commands.joint("weights", self._take)
 
+    def open(self, record: RunRecord, role: EngineRole) -> None:
+        """Makes the engine of a run in all processes, in the place of the one that there is."""
+        self._open_all({"record": record.for_all_processes(), "role": vars(role)})
+
     def _open(self, values: dict[str, Any]) -> None:
-        record, config = RunRecord(**values), run_config(self._workdir)
+        record, role, config = RunRecord(**values["record"]), EngineRole(**values["role"]), run_config(self._workdir)
         self._commands.check("the configuration", lambda: digest_of(config))
-        self._own = _make_engine(config, record)
+        if self._own is not None:
+            self.source.close()
+            self._own.release()  # before there is another one
+        if role.role == POLICY:
+            self._own = _make_engine(config, record)
+            self.source = self._source_of(record)
+        else:
+            self._own, self.source = _role_engine(config, record, role)
         self._own.grammars = Grammars(lambda: load_tokenizer(self._workdir / "tokenizer"), config.model.vocab)
         self.engine = self._commands.engine(self._own)
-        self.source = self._source_of(record)
 
     def _take(self, _: None = None) -> tuple[int, str]:
         """See ``take``.
@@ -86,7 +98,7 @@ class EnginePart:
         if (states != _NEW).any():
             self._own.weights.complete = bool((states == _OLD).all())
             raise UserError(problem or "another process of the engine could not read its part of the weights")
-        return version, digest_of_weights(self._own)
+        return version, self._own.weights.digest()
 
     def _source_of(self, record: RunRecord) -> WeightSource:
         """This machine's memory, where it has all weights and all of the engine, or the processes of the run."""
@@ -110,33 +122,46 @@ def check_reachable(record: RunRecord, workdir: Path) -> None:
         raise UserError(f"the run of {workdir} takes engines of its own machine alone; set config.rl.engines.listen")
 
 
-def digest_of_weights(engine: Engine) -> str:
-    """Of the weights that an engine holds; of those whose copies differ one that no run has published."""
-    sums = engine.weights.checksums()
-    return digest({name: next(iter(each)) if len(each) == 1 else 0 for name, each in sums.items()})
-
-
 def _make_engine(config: Config, record: RunRecord) -> Engine:
-    """An engine of the policy of a run, which waits for its weights.
-
-    Raises:
-        UserError: its devices are not those of all processes.
-    """
+    """An engine of the policy of a run, which waits for its weights."""
     specs, rollout, dtype = multimodal_specs(config.model), config.rl.rollout, jax.numpy.dtype(record.dtype)
-    used, there = rollout.data * rollout.expert, jax.device_count()
-    if processes.count() > 1 and used != there:
-        raise UserError(
-            f"the engine's {processes.count()} processes have {there} devices together, and the run has "
-            f"config.rl.rollout.data {rollout.data} x expert {rollout.expert}; start as many processes as have {used}"
-        )
     return Engine(
         config.model,
         jax.eval_shape(lambda params: cast_params(params, specs, dtype), abstract(specs)),
         slots=rollout.slots,
         max_length=rollout.max_length,
         version=-1,
-        mesh=None if used == 1 else make_engine_mesh(rollout.data, rollout.expert),
+        mesh=_mesh_of(config),
     )
+
+
+def _role_engine(config: Config, record: RunRecord, role: EngineRole) -> tuple[Engine, CheckpointWeights]:
+    """An engine of a frozen role on the same devices, which waits for its weights, and where it takes them from.
+
+    Raises:
+        UserError: as of ``empty_role``, or the run has no such role.
+    """
+    if role.role not in config.rl.roles:
+        names = ", ".join([POLICY, *sorted(config.rl.roles)])
+        raise UserError(f"the run has no role {role.role!r}; its engines are of {names}")
+    opened, engine = empty_role(config, role.role, role.checkpoint, _mesh_of(config), jax.numpy.dtype(record.dtype))
+    return engine, CheckpointWeights(opened, role.checkpoint)
+
+
+def _mesh_of(config: Config) -> Mesh | None:
+    """The devices of an engine; None is the default one.
+
+    Raises:
+        UserError: they are not those of all processes.
+    """
+    rollout, there = config.rl.rollout, jax.device_count()
+    used = rollout.data * rollout.expert
+    if processes.count() > 1 and used != there:
+        raise UserError(
+            f"the engine's {processes.count()} processes have {there} devices together, and the run has "
+            f"config.rl.rollout.data {rollout.data} x expert {rollout.expert}; start as many processes as have {used}"
+        )
+    return None if used == 1 else make_engine_mesh(rollout.data, rollout.expert)
 
 
 def _of_all(value: int) -> np.ndarray:

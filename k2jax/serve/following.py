@@ -7,6 +7,7 @@ from pathlib import Path
 import threading
 from typing import Any, Protocol
 
+from k2jax.convert.loading import Opened
 from k2jax.errors import UserError
 from k2jax.inference.weights import Name
 from k2jax.inference.worker import Worker
@@ -76,6 +77,34 @@ class StoredWeights:
 
     def close(self) -> None:
         """See ``WeightSource``; nobody waits for what lies in memory."""
+
+
+class CheckpointWeights:
+    """The weights of a checkpoint, which never change.
+
+    Args:
+        opened: the checkpoint.
+        version: number that its tokens record.
+
+    Attributes:
+        loaded: as of ``WeightSource``.
+    """
+
+    def __init__(self, opened: Opened, version: int):
+        self._opened, self._version = opened, version
+        self.loaded: Hashable | None = None
+
+    def current(self) -> Hashable | None:
+        """See ``WeightSource``."""
+        return self._version
+
+    def load(self) -> tuple[int, Iterator[tuple[Name, Any]]]:
+        """See ``WeightSource``."""
+        self.loaded = self._version
+        return self._version, self._opened.host_leaves()
+
+    def close(self) -> None:
+        """See ``WeightSource``."""
 
 
 class WeightFollower:

@@ -19,9 +19,9 @@ import jax
 
 from k2jax import processes
 from k2jax.agents.collect.engine_address import EngineAddress
-from k2jax.agents.collect.engine_states import EngineState
+from k2jax.agents.collect.engine_states import EngineRole, EngineState
 from k2jax.agents.collect.event_loop import calm_collector
-from k2jax.agents.collect.run_member import RunMember
+from k2jax.agents.collect.run_member import MemberEnd, RunMember
 from k2jax.agents.collect.wire import FrameConnection
 from k2jax.errors import UserError
 from k2jax.inference import Worker
@@ -32,6 +32,7 @@ from k2jax.rl.engines.run_record import RunRecord
 from k2jax.rl.followers.opening import open_commands
 from k2jax.serve.engine_part import EnginePart, check_reachable, say
 from k2jax.serve.following import WeightFollower
+from k2jax.trajectory.steps import POLICY
 
 POLL = 0.1
 """Time between two looks for a run [s]."""
@@ -39,11 +40,12 @@ WEIGHTS_SECONDS = 0.05
 """Time between two looks for a version of the weights [s]."""
 
 
-def follow(workdir: Path, ends_with_input: bool = False) -> int:
+def follow(workdir: Path, ends_with_input: bool = False, role: str = POLICY) -> int:
     """Serves the run of a workdir until the run ends; returns the exit code.
 
     Args:
         workdir: of the run; it may not be there yet.
+        role: what the engine answers as at first; the run may change it.
         ends_with_input: end when standard input ends, as the process does that has started this one.
 
     Raises:
@@ -51,25 +53,37 @@ def follow(workdir: Path, ends_with_input: bool = False) -> int:
     """
     with open_commands("the workdir of the run", str(workdir)) as commands:
         part = EnginePart(workdir, commands)
-        commands.issue_while(lambda: asyncio.run(_serve(workdir, part, ends_with_input)))
+        commands.issue_while(lambda: asyncio.run(_serve(workdir, part, EngineRole(role), ends_with_input)))
     return 0
 
 
-async def _serve(workdir: Path, part: EnginePart, ends_with_input: bool) -> None:
+async def _serve(workdir: Path, part: EnginePart, role: EngineRole, ends_with_input: bool) -> None:
     if ends_with_input:
         asyncio.get_running_loop().add_reader(0, lambda: os.read(0, 1) or os._exit(0))
     say(f"waiting for the weights of {workdir}")
     while (record := await _found(workdir)) is None:
         await asyncio.sleep(POLL)
-    first, loop = record, asyncio.get_running_loop()
-    served = await asyncio.to_thread(lambda: _Served(part, first, loop))
+    first, served = record, await _opened(part, record, role)
     calm_collector()
-    while record is not None and await served.member.serve(_address(record, workdir)):
+    while record is not None:
+        end = await served.member.serve(_address(record, workdir))
+        if isinstance(end, EngineRole):
+            say(f"answers as {end.role} from now on")
+            await asyncio.to_thread(served.close)
+            served = await _opened(part, record, end)
+            continue
+        if end == MemberEnd.RUN_ENDED:
+            break
         say(f"lost the run of {workdir}; waiting for it to go on")
         record = await _found(workdir)
         if record is not None and record.weights != first.weights:
             raise UserError(f"the run of {workdir} gives its weights at other addresses now; start this engine again")
     say(f"the run of {workdir} has ended")
+
+
+async def _opened(part: EnginePart, record: RunRecord, role: EngineRole) -> _Served:
+    loop = asyncio.get_running_loop()
+    return await asyncio.to_thread(lambda: _Served(part, record, role, loop))
 
 
 async def _found(workdir: Path) -> RunRecord | None:
@@ -103,14 +117,19 @@ async def _is_there(address: EngineAddress) -> bool:
 class _Served:
     """The engine at work, and the source that it follows."""
 
-    def __init__(self, part: EnginePart, record: RunRecord, loop: asyncio.AbstractEventLoop):
-        part.open(record.for_all_processes())
+    def __init__(self, part: EnginePart, record: RunRecord, role: EngineRole, loop: asyncio.AbstractEventLoop):
+        part.open(record, role)
         self._taken, self._loop, self._part = part.take(None), loop, part
         self._worker = Worker(part.engine, rest=REST_ON_CPU if _shares_processors() else 0.0)
         media = placed_chunk if part.engine.weights.has_vision else None
         name, version_of = f"{socket.gethostname()}:{os.getpid()}", lambda: self._worker.engine.version
-        self.member = RunMember(name, EngineClient(self._worker), self._state, version_of, media)
+        self.member = RunMember(name, EngineClient(self._worker), self._state, version_of, media, role.role)
         self._follower = WeightFollower(self._worker, part.source, say, self._take, WEIGHTS_SECONDS)
+
+    def close(self) -> None:
+        """Ends the engine's work; its memory is given back when another one is opened."""
+        self._follower.stop()
+        self._worker.stop()
 
     def _take(self) -> int:
         """Called on the follower's thread while the engine is held, so that the run learns of it before any token."""
@@ -134,10 +153,10 @@ def _shares_processors() -> bool:
     return jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
-def main(workdir: Path, ends_with_input: bool) -> NoReturn:
+def main(workdir: Path, ends_with_input: bool, role: str) -> NoReturn:
     """Runs an engine, or this process's part of one, until its run ends; ends the process."""
     try:
-        code = processes.run_and_exit(lambda: follow(workdir, ends_with_input))
+        code = processes.run_and_exit(lambda: follow(workdir, ends_with_input, role))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2

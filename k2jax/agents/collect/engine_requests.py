@@ -65,6 +65,11 @@ class EngineRequests(Client):
         self.load: EngineLoad | None = None
         self.on_load: Callable[[EngineLoad], None] = lambda load: None
 
+    @property
+    def under_way(self) -> int:
+        """Requests that wait for their answers."""
+        return len(self._waiting)
+
     async def connect(self) -> FrameConnection:
         """The connection.
 

@@ -12,7 +12,7 @@ import struct
 
 from k2jax.files.frames import Bounds, FrameDecoder, FrameError, lengths
 
-VERSION = 2
+VERSION = 3
 """Of what workers, engines and the scheduler say to each other; whoever begins says it, and another is refused."""
 VERSION_NUMBER = struct.Struct("<H")
 LARGEST = 1 << 28

@@ -198,6 +198,7 @@ class EngineMessage(enum.IntEnum):
     JOIN = 12  # an engine that has opened the connection, to a run: engine_states.EngineJoin
     STATE = 13  # such an engine: its EngineState
     RUN_ENDED = 14  # the run: such an engine ends, too
+    BECOME = 15  # the run: the engine is to be another role's, engine_states.EngineRole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,10 +35,10 @@ def check_engines(config: Config) -> None:
     ):
         if is_set:
             raise UserError(f"config.rl.{key} {words}; set it to False")
-    if config.rl.roles:
+    if 0 < engines.start <= len(config.rl.roles):
         raise UserError(
-            f"config.rl.roles.{min(config.rl.roles)} has an engine on the trainer's devices, which stands still while "
-            "the trainer updates; with config.rl.engines.placement separate leave roles out"
+            f"config.rl.engines.start {engines.start} must be 0, or more than the {len(config.rl.roles)} roles of "
+            "config.rl.roles: the policy and each role need an engine"
         )
     if processes.count() > 1 and not engines.listen:
         raise UserError(

@@ -22,7 +22,8 @@ import numpy as np
 
 from k2jax.agents.collect.engine_requests import EngineLostError
 from k2jax.agents.collect.engine_socket import AcceptedConnection
-from k2jax.agents.collect.engine_states import EngineJoin, EngineState
+from k2jax.agents.collect.engine_states import EngineJoin, EngineRole, EngineState
+from k2jax.agents.collect.instances import RoleLoad
 from k2jax.agents.collect.routing import RoleShares, RoutedClient, Router, SubagentClient
 from k2jax.agents.collect.wire import FrameConnection, other_version
 from k2jax.agents.collect.wire_messages import EngineMessage
@@ -32,6 +33,7 @@ from k2jax.inference import ContinuousClient
 from k2jax.inference.stats import EngineStats
 from k2jax.rl.engines.joined_engine import JoinedEngine
 from k2jax.rl.sync.weight_sync import StaleWeightsError
+from k2jax.trajectory.steps import POLICY
 
 WATCH = 0.25
 """Time between two looks at engines that are silent, and at the processes that the run has started [s]."""
@@ -51,6 +53,7 @@ class EnginePool(RoutedClient):
         slots: of every engine.
         say: prints a line.
         advice: what a user does who wants another engine.
+        role: that the engines answer as.
 
     Attributes:
         engines: those that are there, by their numbers.
@@ -58,16 +61,18 @@ class EnginePool(RoutedClient):
         version: of the weights that were published last; None before the first.
         subagents: the same engines for sub-agents, see ``RoleShares``.
         watched: called now and then, see ``own_engines``.
+        beside: pools of other roles, by name, whose engines join where this one's do.
     """
 
-    def __init__(self, longest: int, slots: int, say: Callable[[str], None], advice: str):
-        self._longest, self._slots, self._say, self._advice = longest, slots, say, advice
+    def __init__(self, longest: int, slots: int, say: Callable[[str], None], advice: str, role: str = POLICY):
+        self._longest, self._slots, self._say, self._advice, self._role = longest, slots, say, advice, role
         self._router, self._shares = Router(0), RoleShares(0)
         self.engines: dict[int, JoinedEngine] = {}
         self.needed: int | None = None
         self.version: int | None = None
         self.subagents: Client = SubagentClient(self)
         self.watched: Callable[[], None] = lambda: None
+        self.beside: dict[str, EnginePool] = {}
         self._published: dict[int, str] = {}
         self._servers: list[asyncio.Server] = []
         self._watching: asyncio.Task[None] | None = None
@@ -110,6 +115,18 @@ class EnginePool(RoutedClient):
         self._error = self._error or error
         self._notify()
 
+    def give_away(self, engine: JoinedEngine, role: EngineRole) -> None:
+        """Asks an engine for nothing more; it answers as another role when it has answered what it was asked for."""
+        engine.next_role = role
+        engine.move_on()
+
+    def load(self) -> RoleLoad:
+        """What the engines do now; what waits is counted in the slots of an engine."""
+        counts = [engine.state.counts for engine in self.engines.values() if engine.state is not None]
+        running, waiting = (sum(each[name] for each in counts) for name in ("running", "waiting"))
+        busy = running / (self._slots * max(1, len(counts)))
+        return RoleLoad(len(counts), min(1.0, busy), (waiting + self._waiting) / self._slots)
+
     def check(self) -> None:
         """Raises what has ended the run, if anything has."""
         if self._error is not None:
@@ -117,16 +134,22 @@ class EnginePool(RoutedClient):
 
     def _arrive(self, key: str) -> FrameConnection:
         joined: list[JoinedEngine] = []
+        pools: list[EnginePool | None] = []
 
         def on_frame(kind: int, body: bytes) -> None:
             if joined:
-                self._on_frame(joined[0], kind, body)
-            elif kind == EngineMessage.JOIN:
-                joined.append(self._join(accepted.connection, EngineJoin.unpack(body).name))
+                pools[0]._on_frame(joined[0], kind, body)
+            elif kind == EngineMessage.JOIN and not pools:
+                join = EngineJoin.unpack(body)
+                pools.append(self if join.role == self._role else self.beside.get(join.role))
+                if pools[0] is None:  # of an earlier start with other roles
+                    accepted.connection.send(EngineMessage.BECOME, EngineRole(self._role).pack())
+                else:
+                    joined.append(pools[0]._join(accepted.connection, join.name))
 
         def on_end() -> None:
             if joined:
-                self._drop(joined[0], "has left")
+                pools[0]._drop(joined[0], "has left")
 
         def on_other_version(version: int) -> None:
             self._say(other_version("an engine that wants to join", version))
@@ -159,16 +182,19 @@ class EnginePool(RoutedClient):
             return
         if engine.state is not None:
             self._left.update({name: engine.state.counts[name] for name in _GROWING})
-        self._lost += 1
+        self._lost += engine.next_role is None
         self._router.forget(engine.number)
         self._shares.resize(len(self.engines))
         self._without = time.monotonic()
         engine.leave()
+        if engine.next_role is not None:
+            what = f"goes, to answer as {engine.next_role.role}"
         self._say(f"the engine {engine.name} {what}: {self._count()}")
         self._notify()
 
     def _count(self) -> str:
-        return f"{len(self.engines)} {'engine' if len(self.engines) == 1 else 'engines'} of the run"
+        of = "the run" if self._role == POLICY and not self.beside else self._role
+        return f"{len(self.engines)} {'engine' if len(self.engines) == 1 else 'engines'} of {of}"
 
     async def _watch(self) -> None:
         while True:
@@ -176,11 +202,13 @@ class EnginePool(RoutedClient):
             self.watched()
             now = time.monotonic()
             for engine in list(self.engines.values()):
+                engine.move_on()
                 if now - engine.heard > SILENT_SECONDS:
                     self._drop(engine, f"has said nothing for {SILENT_SECONDS:.0f} s")
             if not (self.engines or self._has_said) and self._waiting and now - self._without > WAIT_SECONDS:
                 self._has_said = True
-                self._say(f"no engine is there, and the run waits for one: {self._advice}")
+                role = f" of the role {self._role}" if self._role != POLICY else ""
+                self._say(f"no engine{role} is there, and the run waits for one: {self._advice}")
 
     def _notify(self) -> None:
         self._changed.set()
@@ -246,7 +274,9 @@ class EnginePool(RoutedClient):
             self._waiting -= 1
 
     def _is_able(self, engine: JoinedEngine) -> bool:
-        return engine.version is not None and (self.needed is None or engine.version >= self.needed)
+        if engine.version is None or engine.next_role is not None:
+            return False
+        return self.needed is None or engine.version >= self.needed
 
     def _generation(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from k2jax.agents.collect.engine_requests import EngineLostError, EngineRequests
-from k2jax.agents.collect.engine_states import EngineState
+from k2jax.agents.collect.engine_states import EngineRole, EngineState
 from k2jax.agents.collect.wire import FrameConnection
+from k2jax.agents.collect.wire_messages import EngineMessage
 
 
 class JoinedEngine(EngineRequests):
@@ -22,6 +23,7 @@ class JoinedEngine(EngineRequests):
         heard: when that was, by ``time.monotonic``.
         version: of its weights; None where they are not what the run has published.
         versions: all versions whose weights it was found to have.
+        next_role: what it answers as when it has answered what it was asked for; None where it stays.
     """
 
     def __init__(self, connection: FrameConnection, name: str, number: int):
@@ -32,6 +34,8 @@ class JoinedEngine(EngineRequests):
         self.heard = time.monotonic()
         self.version: int | None = None
         self.versions: set[int] = set()
+        self.next_role: EngineRole | None = None
+        self._is_told = False
 
     async def connect(self) -> FrameConnection:
         """See ``EngineRequests``."""
@@ -47,6 +51,12 @@ class JoinedEngine(EngineRequests):
             self.versions.add(state.version)
         else:
             self.version = None
+
+    def move_on(self) -> None:
+        """Tells it of its next role, once nobody waits for it any more; it then leaves by itself."""
+        if self.next_role is not None and not (self.under_way or self._is_told) and self.connection is not None:
+            self._is_told = True
+            self.connection.send(EngineMessage.BECOME, self.next_role.pack())
 
     def leave(self) -> None:
         """Ends the connection and all requests."""

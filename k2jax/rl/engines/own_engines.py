@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import sys
 from k2jax.cli import USER_ERROR
 from k2jax.errors import UserError
 from k2jax.rl.engines.run_record import FOLDER
+from k2jax.trajectory.steps import POLICY
 
 RESTARTS = 3
 """Deaths of an engine between two versions of the weights after which it is not started again."""
@@ -25,10 +26,12 @@ class OwnEngines:
         workdir: of the run.
         count: how many there are.
         say: prints a line.
+        roles: frozen ones, each of which gets one at first; the others are the policy's.
     """
 
-    def __init__(self, workdir: Path, count: int, say: Callable[[str], None]):
+    def __init__(self, workdir: Path, count: int, say: Callable[[str], None], roles: Sequence[str] = ()):
         self._workdir, self._say = workdir, say
+        self._roles = [*[POLICY] * (count - len(roles)), *roles]
         self._deaths, self._version = [0] * count, None
         self._processes = [self._start(number) for number in range(count)]
 
@@ -66,6 +69,7 @@ class OwnEngines:
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "k2jax.rollout", "engine", f"--follow={self._workdir}", "--ends_with_input"]
+        command += [f"--role={self._roles[number]}"]
         with open(self._log(number), "ab") as log:
             # A session of its own: an interrupt is the run's business.
             pipes = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}

@@ -27,6 +27,7 @@ from k2jax.rl.broadcast.peers import Address, parse_address, text_of
 from k2jax.rl.broadcast.store_source import given_store
 from k2jax.rl.engines.engine_pool import EnginePool
 from k2jax.rl.engines.own_engines import OwnEngines
+from k2jax.rl.engines.role_engines import RoleEngines
 from k2jax.rl.engines.run_record import RunRecord, remove_record, this_machine
 from k2jax.rl.methods.base import Parts
 from k2jax.rl.policy import Policy
@@ -36,6 +37,7 @@ from k2jax.text.constrained import Grammars
 from k2jax.train.program import Program
 from k2jax.train.run import say
 from k2jax.train.signals import StopAskedError
+from k2jax.trajectory.steps import POLICY
 
 _LONGEST_ADDRESS = 300  # bytes
 
@@ -123,12 +125,18 @@ class SeparatePolicy(PublishedPolicy):
         advice = f"its own are starting, and {command} adds one" if engines.start else f"start it with {command}"
         rollout = parts.config.rl.rollout
         self.pool = EnginePool(rollout.max_length, rollout.slots, say, advice)
+        roles = parts.config.rl.roles
+        for name in sorted(roles):
+            more = f"{command} --role={name} adds one"
+            self.pool.beside[name] = EnginePool(rollout.max_length, roles[name].slots, say, more, name)
+        self._engines = RoleEngines({POLICY: self.pool, **self.pool.beside}, say)
         super().__init__(parts, self.pool.publish)
         self._sockets = parts.opened.enter_context(short_folder(parts.workdir / ".sockets-engines"))
-        own = OwnEngines(parts.workdir, engines.start, say)
+        own = OwnEngines(parts.workdir, engines.start, say, sorted(roles) if engines.start else ())
         parts.opened.callback(own.close)
         self.pool.watched = functools.partial(self._look, own)
-        parts.event_loop.run(self.pool.watch())
+        for pool in (self.pool, *self.pool.beside.values()):
+            parts.event_loop.run(pool.watch())
         # Of a run that an error ends, as the loss of a process is one, engines wait for the next start.
         parts.opened.push(lambda kind, *_: self._say_the_end() if kind is None else None)
         self._has_record = False
@@ -144,13 +152,20 @@ class SeparatePolicy(PublishedPolicy):
             listen = self._address.text if self._listener is not None else ""
             RunRecord(this_machine(), str(path), listen, dtype, self.addresses).write(self._parts.workdir)
 
+    def record(self) -> dict[str, float]:
+        """Metrics of the last ``push``, and the engines of each frozen role."""
+        counts = {f"engines/{name}": float(len(pool.engines)) for name, pool in self.pool.beside.items()}
+        return super().record() | counts
+
     def _say_the_end(self) -> None:
         remove_record(self._parts.workdir)
-        self._parts.event_loop.run(self.pool.close())
+        for pool in (self.pool, *self.pool.beside.values()):
+            self._parts.event_loop.run(pool.close())
 
     def _look(self, own: OwnEngines) -> None:
         try:
             own.look(self.pool.version)
+            self._engines.look()
             if self._parts.run.stop_asked and not self.pool.engines:  # an iteration would never end
                 self.pool.fail(StopAskedError())
         except UserError as error:

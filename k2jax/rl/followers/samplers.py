@@ -131,4 +131,4 @@ class FollowingSampler:
             self._commands.issue_while(lambda: None)
 
     def _frozen(self) -> list[Engine]:
-        return [client.engine for client in self._clients]
+        return [client.engine for client in self._clients if client.engine is not None]

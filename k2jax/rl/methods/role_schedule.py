@@ -29,7 +29,10 @@ class RoleSchedule(Method):
 
     def __init__(self, parts: Parts):
         self._config, self._commands, program = parts.config, parts.commands, parts.program
-        self._place = rollout_mesh(program, parts.config.rl.rollout), rollout_dtype(program)
+        self._parts, self._separate = parts, parts.config.rl.engines.placement == "separate"
+        mesh = None if self._separate else rollout_mesh(program, parts.config.rl.rollout)
+        self._place = mesh, rollout_dtype(program)
+        self._digests: dict[tuple[str, int], str] = {}
         self._numbers = {name: 0 for name, role in parts.config.rl.roles.items() if role.later}
 
     @staticmethod
@@ -53,8 +56,8 @@ class RoleSchedule(Method):
         schedule = cls(parts)
         for name in schedule._numbers:
             for number in range(1, 1 + len(parts.config.rl.roles[name].later)):
-                hashed = read_role(parts.config, name, number, *schedule._place)
-                parts.identity[f"checkpoint {number} after the first of the role {name}"] = hashed
+                read = schedule._digests[name, number] = read_role(parts.config, name, number, *schedule._place)
+                parts.identity[f"checkpoint {number} after the first of the role {name}"] = read
         return schedule
 
     def begin(self, run: Run, sampler: Sampler) -> None:
@@ -73,8 +76,12 @@ class RoleSchedule(Method):
             number = number_in(self._config.rl.roles[name], iteration)
             if number != before:
                 client = self._sampler.episodes.roles.client_of(name).client
-                client.engine.release()  # before the next one is read
-                engine = load_role(self._config, name, number, *self._place)
-                client.exchange(self._commands.engine(engine))
+                if not self._separate:
+                    client.engine.release()  # before the next one is read
+                    engine = load_role(self._config, name, number, *self._place)
+                    client.exchange(self._commands.engine(engine))
+                elif not self._commands.follows:  # the pool of the role's engines, which load it
+                    client.publish(number, self._digests[name, number])
+                    self._parts.event_loop.run(client.need(number))
                 self._numbers[name] = number
                 self._run.note(f"iteration {iteration:,}: checkpoint {number} after the first answers as {name}")

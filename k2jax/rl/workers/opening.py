@@ -34,6 +34,7 @@ from k2jax.inference.media import placed_chunk
 from k2jax.inference.roles import FrozenModel
 from k2jax.rl.engines.engine_checks import check_engines
 from k2jax.rl.engines.engine_pool import EnginePool
+from k2jax.rl.engines.frozen_roles import clients_of
 from k2jax.rl.methods.base import Methods, Parts
 from k2jax.rl.workers.group_log import GroupLog
 from k2jax.rl.workers.rollouts import Rollouts
@@ -101,11 +102,10 @@ def open_workers(
     config, rollout = parts.config, parts.config.rl.rollout
     engine = None if isinstance(policy, EnginePool) else policy
     client = policy if isinstance(policy, EnginePool) else parts.make_client(policy)
-    clients = {POLICY: client, **{name: ContinuousClient(model.engine) for name, model in frozen.items()}}
+    roles = clients_of(parts, frozen, None if engine is not None else policy)
+    clients = {POLICY: client, **{name: role.client for name, role in roles.items()}}
     for each in clients.values():
         parts.opened.callback(each.stop)
-    sampled = {name: model.sampling for name, model in frozen.items()}
-    roles = {name: RoleClient(clients[name], parts.chat, parts.tokenizer, sampled[name]) for name in frozen}
     log = GroupLog(parts.workdir, rollout.samples, parts.identity)
     window = DrawWindow(
         rollout.prompts, rollout.look_ahead * rollout.prompts, rollout.prompts * max(1, config.train.steps)
@@ -146,7 +146,7 @@ class _Admitted:
     def __init__(self, config: Config, client: ContinuousClient | EnginePool):
         rollout = config.rl.rollout
         most, slots = rollout.concurrency or rollout.prompts * rollout.samples, rollout.slots
-        slots *= max(1, config.rl.engines.start) if isinstance(client, EnginePool) else 1
+        slots *= max(1, config.rl.engines.start - len(config.rl.roles)) if isinstance(client, EnginePool) else 1
         start = min(most, 2 * slots)  # half of the episodes may be waiting for tools
         self._admission = Admission(start, minimum=1, maximum=most, increase=max(1, slots // 8))
         self._client, self._preemptions, self._looked = client, 0, 0.0

@@ -195,8 +195,8 @@ class WorkerSampler:
         return result
 
     def _frozen(self) -> list[Engine]:
-        """Engines of the roles beside the policy's, which is the first."""
-        return [client.engine for client in list(self._clients.values())[1:]]
+        """Engines on the trainer's devices of the roles beside the policy's, which is the first."""
+        return [] if self._pool is not None else [client.engine for client in list(self._clients.values())[1:]]
 
     def _mark(self) -> _Mark:
         busy = {role: client.busy_seconds for role, client in self._clients.items()}

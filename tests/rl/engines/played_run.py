@@ -2,7 +2,6 @@
 
 from pathlib import Path
 import tempfile
-from types import SimpleNamespace
 
 from k2jax.agents.collect.engine_address import tcp_listener
 from k2jax.config.build import to_json
@@ -13,7 +12,6 @@ from k2jax.rl.engines.engine_pool import EnginePool
 from k2jax.rl.engines.run_record import RunRecord, remove_record, this_machine
 from k2jax.rl.event_loop import EventLoop
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine, store_folder
-from k2jax.serve.engine_part import digest_of_weights
 from tests.inference.tiny import weights
 from tests.train.together import free_port, python
 
@@ -65,7 +63,7 @@ class PlayedRun:
     def publish(self, version):
         """Publishes the weights of a seed under a number, as a trainer does."""
         held = EngineWeights(weights(self.config.model, version), self.config.model, None)
-        self.pool.publish(version, digest_of_weights(SimpleNamespace(weights=held)))
+        self.pool.publish(version, held.digest())
         self.store.publish(held.leaves(), version)
         if not self._has_record:
             self._has_record = True

@@ -6,6 +6,7 @@ import pytest
 
 from k2jax.agents.collect import run_member, wire
 from k2jax.agents.collect.engine_address import EngineAddress, tcp_listener
+from k2jax.agents.collect.run_member import MemberEnd
 from k2jax.client import Sampling
 from k2jax.errors import UserError
 from k2jax.rl.engines import engine_pool
@@ -126,9 +127,9 @@ async def test_an_engine_ends_with_its_run_and_notices_one_that_is_lost(tmp_path
     async with opened(tmp_path / "s") as (pool, said):
         async with joined(pool, tmp_path / "s", CountingEngine("a"), CountingEngine("b")) as (ended, lost):
             list(pool.engines.values())[1].connection.abort()
-            assert await lost
+            assert await lost == MemberEnd.LOST
             await pool.close()
-            assert not await ended
+            assert await ended == MemberEnd.RUN_ENDED
         assert not [line for line in said if "a has left" in line]
 
 

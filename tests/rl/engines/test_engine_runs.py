@@ -167,8 +167,8 @@ def test_who_may_read_where_a_run_is_and_with_which_key(tmp_path):
         ({"rl.rollout.offload_state": True}, "rl.rollout.offload_state gives devices to an engine that is on others"),
         ({"rl.rollout.publish": True}, "rl.rollout.publish is what config.rl.engines.placement separate always does"),
         (
-            {"rl.roles": {"helper": {"checkpoint": "x", "max_tokens": 8}}},
-            "rl.roles.helper has an engine on the trainer's devices",
+            {"rl.roles": {"helper": {"checkpoint": "x", "max_tokens": 8}}, "rl.engines.start": 1},
+            "rl.engines.start 1 must be 0, or more than the 1 roles of config.rl.roles",
         ),
         ({"rl.engines.listen": "4567"}, "rl.engines.listen '4567' is no HOST:PORT"),
     ],

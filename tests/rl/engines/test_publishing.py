@@ -12,7 +12,6 @@ from k2jax.rl.engines.separate_policy import StoreSync
 from k2jax.rl.sync.checkpoint_engine import CheckpointEngine
 from k2jax.rl.sync.stored_weights import current_of, load_current
 from k2jax.rl.sync.weight_sync import StaleWeightsError
-from k2jax.serve.engine_part import digest_of_weights
 from k2jax.train.program import Program
 from tests.parallel.tiny import config_of
 from tests.rl.sync.colocated import MESH, assert_holds, logical
@@ -59,7 +58,7 @@ def test_engines_find_the_logical_weights_bit_for_bit_and_their_checksum(overrid
             engine = engine_of(program, dtype)
         engine.update_params(leaves, version)
         assert_holds(engine, expected)
-        assert told[-1] == (version, digest_of_weights(engine)) and stats.checksum == told[-1][1]
+        assert told[-1] == (version, engine.weights.digest()) and stats.checksum == told[-1][1]
         sync.check(version)
         state = step(state)
     assert told[0][1] != told[1][1]

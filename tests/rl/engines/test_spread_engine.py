@@ -63,10 +63,10 @@ def part_of(monkeypatch, states, problem=None):
             raise UserError("it is gone")
         return 7, leaves
 
+    weights.digest = lambda: "sums"
     part._own = SimpleNamespace(weights=weights, version=6, update_params=lambda leaves, version: leaves())
     part.source, said = SimpleNamespace(load=load), []
     monkeypatch.setattr(engine_part, "_of_all", lambda state: said.append(state) or left.pop(0))
-    monkeypatch.setattr(engine_part, "digest_of_weights", lambda engine: "sums")
     return part, said
 
 
