@@ -5,7 +5,8 @@ its own: they are checked, forwarded, put together and copied to where they belo
 process, which reads and forgets them. All processes share this machine's processors, which hosts would not.
 
 The peak of memory is that of the process which needed most, beyond its weights, beside the bound: the buffers of a
-stream and the arrays on their way, one that is put together, one that waits and one that is copied.
+stream, the arrays on their way, one that is put together, one that waits and one that is copied, and a MiB for the stacks
+of threads and the interpreter's own objects.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from k2jax.rl.sync.checkpoint_engine import SHARED_MEMORY, CheckpointEngine
 ARRAYS, BYTES = 32, 8 << 20
 COUNTS = (2, 4)
 ARRAYS_ON_THEIR_WAY = 3
+THREADS = 1 << 20
+"""Bytes for stacks and objects of the interpreter."""
 
 
 def measure(rounds: int = 10) -> list[Row]:
@@ -57,7 +60,7 @@ def measure(rounds: int = 10) -> list[Row]:
         seconds = interleaved(candidates, rounds)
     rates = {name: total / 1e9 / time for name, time in seconds.items()}
     rows = []
-    bound = BUFFERS * CHUNK + ARRAYS_ON_THEIR_WAY * BYTES
+    bound = BUFFERS * CHUNK + ARRAYS_ON_THEIR_WAY * BYTES + THREADS
     for count in COUNTS:
         what = f"broadcast {total / 1e6:.0f} MB to {count} receivers"
         rows.append(rate_row(what, rates[str(count)], rates["socket"], "GB/s", "plain socket, to one"))

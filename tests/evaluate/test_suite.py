@@ -64,3 +64,11 @@ def test_votes_are_final_answers_and_others_are_refused():
     several = {"dataset": "instructions", "options": ("count=2",), "samples": 2, "metrics": ("majority",)}
     with pytest.raises(UserError, match="knows no votes of the verifier 'instructions'"):
         suite_tasks(checked_suite(several), "", "")
+
+
+def test_one_sample_of_the_command_measures_no_metric_of_several():
+    assert load_suite("human_eval").metrics == ("pass",)
+    assert load_suite("human_eval", samples=1).metrics == ()
+    assert load_suite("human_eval", samples=2).metrics == ("pass",)
+    with pytest.raises(UserError, match="config.metrics has majority, which needs several samples"):
+        load_suite("human_eval", samples=1, metrics=("majority",))
