@@ -5,8 +5,8 @@ its own: they are checked, forwarded, put together and copied to where they belo
 process, which reads and forgets them. All processes share this machine's processors, which hosts would not.
 
 The peak of memory is that of the process which needed most, beyond its weights, beside the bound: the buffers of a
-stream, the arrays on their way, one that is put together, one that waits and one that is copied, and a MiB for the stacks
-of threads and the interpreter's own objects.
+stream, the arrays on their way, one that is put together, one that waits and one that is copied, and a MiB for the
+stacks of threads and the interpreter's own objects.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ details.right{border-color:#2e9e5b}details.wrong{border-color:#d0443c}details.fa
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f4f6f8;padding:.5rem;margin:.3rem 0}
 .role{color:#67717f;font-size:13px}#wrong:checked~main details.right,#failed:checked~main details.right,
 #failed:checked~main details.wrong{display:none}@media(prefers-color-scheme:dark){body{background:#14181e;color:#dfe5ec}
-pre{background:#1e242c}td,th{border-color:#39424e}}
+pre{background:#1e242c}td,th{border-color:#39424e}a{color:#8ab4f8}}
 """
 _FILTER = "".join(
     f'<input type="radio" name="shown" id="{name}"{mark}><label for="{name}">{words}</label> '
@@ -71,14 +71,28 @@ def _parts(model: str, suites: Mapping[str, SuiteOnPage], other: str) -> Iterato
     yield f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(model)}</title>'
     yield f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}"><style>{_STYLE}</style></head>'
     yield f"<body><h1>Evaluation of {escape(model)}</h1>{_FILTER}<main>"
-    for name, shown in suites.items():
-        yield f"<h2>{escape(name)}</h2>{_score_table(shown.scores)}"
+    if len(suites) > 1:
+        yield _overview(suites)
+    for number, (name, shown) in enumerate(suites.items()):
+        yield f'<h2 id="suite-{number}">{escape(name)}</h2>{_score_table(shown.scores)}'
         if shown.difference is not None:
             yield f"<p>Against {escape(other)}: {escape(difference_words(shown.difference))}</p>"
         for task in shown.tasks:
             for sample in range(shown.suite.samples):
                 yield _answer(shown.suite, task, shown.answers[task.id, sample])
     yield "</main></body></html>\n"
+
+
+def _overview(suites: Mapping[str, SuiteOnPage]) -> str:
+    """The first score of each suite, with a link to the rest."""
+    rows = ["<tr><th>suite</th><th>score</th><th>tasks</th><th>failed answers</th></tr>"]
+    for number, (name, shown) in enumerate(suites.items()):
+        kind, score = next(iter(shown.scores.scores.items()))
+        failed = sum(bool(answer.failure) for answer in shown.answers.values())
+        cells = (f"{kind} {score_words(score)}", f"{shown.scores.tasks:,}", f"{failed:,}")
+        numbers = "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells)
+        rows.append(f'<tr><td><a href="#suite-{number}">{escape(name)}</a></td>{numbers}</tr>')
+    return f"<table>{''.join(rows)}</table>"
 
 
 def score_words(score: MeanEstimate) -> str:

@@ -130,7 +130,10 @@ def load_suite(name: str, **changes: Any) -> Suite:
     make = getattr(load_experiment(path), "get_config", None)
     if make is None:
         raise UserError(f"{path} has no get_config(), which returns k2jax.evaluate.suite.suite(...)")
-    fields = {**make().to_dict(), **changes}
+    fields = make().to_dict()
+    if fields["method"] == "choices":
+        changes.pop("samples", None)  # of the suites of a command it is for those that sample
+    fields |= changes
     if changes.get("samples") == 1 and "metrics" not in changes:
         fields["metrics"] = ()  # each of them measures several samples
     return checked_suite(fields)

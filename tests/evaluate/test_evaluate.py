@@ -199,7 +199,11 @@ class Tags(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.add(tag)
-        self.links += [name for name, _ in attributes if name in ("src", "href", "srcset") or name.startswith("on")]
+        self.links += [
+            value if name == "href" else name
+            for name, value in attributes
+            if name in ("src", "href", "srcset") or name.startswith("on")
+        ]
 
     def handle_data(self, data):
         self.text.append(data)
@@ -227,6 +231,8 @@ def test_the_page_shows_every_answer_and_nothing_in_it_can_act(tmp_path):
     hostile = Tags(page)
     assert hostile.tags == plain.tags and not hostile.links and not plain.links
     assert page.encode("utf-8", "replace") and "http" not in page.replace("http-equiv", "")
+    both = Tags(report_page(evil, {evil: shown._replace(answers=bad, tasks=tasks), "other": shown}, evil))
+    assert both.links == ["#suite-0", "#suite-1"] and both.tags == plain.tags | {"a", "th"}
     answers = read_answers(tmp_path / "characters")
     assert all(answer.text in plain.text for answer in answers.values()) and len(answers) == 3
 

@@ -70,5 +70,10 @@ def test_one_sample_of_the_command_measures_no_metric_of_several():
     assert load_suite("human_eval").metrics == ("pass",)
     assert load_suite("human_eval", samples=1).metrics == ()
     assert load_suite("human_eval", samples=2).metrics == ("pass",)
-    with pytest.raises(UserError, match="config.metrics has majority, which needs several samples"):
+    with pytest.raises(UserError, match=r"config\.metrics has majority, which needs several samples"):
         load_suite("human_eval", samples=1, metrics=("majority",))
+
+
+def test_samples_of_the_command_are_for_suites_that_sample():
+    assert load_suite("puzzles_letter", samples=3).samples == 1
+    assert load_suite("puzzles", samples=3).samples == 3
