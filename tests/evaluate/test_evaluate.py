@@ -250,7 +250,6 @@ def test_the_page_shows_every_answer_and_nothing_in_it_can_act(tmp_path):
         (("characters", "--model=oracle", "--request=[]"), "--request is no JSON object"),
         (("characters", "--model=http://127.0.0.1:1", "--served_model=x", "--api=tokens"), "--tokenizer is required"),
         (("gsm8k", "--model=oracle", "--data=/nowhere"), "math: cannot read /nowhere/gsm8k/test.jsonl"),
-        (("mmlu", "--model=oracle", "--samples=2"), "config.samples is set, and method choices samples nothing"),
         (("--model=oracle",), "name a SUITE, or with --config a run"),
     ],
 )
