@@ -40,7 +40,11 @@ class ToolUseConfig:
     wishes: PositiveInt = 3  #: most wishes of a user
     failures: Share = 0.02  #: rate of each kind of failure of the tools
     steps: PositiveInt = 40  #: most calls and messages of an episode
+    size: Literal["full", "small"] = "full"  #: of worlds that the program draws; small is for models of characters
     mistakes: Share = 0.2  #: share of episodes in which the program that plays the agent makes a mistake
+    user_faults: Share = 0.0  #: share in which the user that follows its script leaves early or keeps back what it knows
+    tool_faults: Share = 0.0  #: share in which a tool of the solution does nothing or always fails
+    judge_mistakes: Share = 0.0  #: share of the verdicts of the program that plays the judge that are turned round
     encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
     near: Share = 0.92  #: cosine similarity from which two tools or agents are compared as duplicates
 
@@ -79,6 +83,16 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
     for role, model in values.models.items():
         if bool(model.url) != bool(model.name):
             raise UserError(f"config.models.{role} needs both url and name, or neither")
+    sizes, served = values.tool_use, {role for role, model in values.models.items() if model.url}
+    for role, key, value in (
+        ("writer", "size", sizes.size != "full"),
+        ("user", "user_faults", sizes.user_faults),
+        ("judge", "judge_mistakes", sizes.judge_mistakes),
+    ):
+        if value and role in served:
+            raise UserError(f"config.tool_use.{key} is of the program that plays the {role}; leave it or the model out")
+    if sizes.mistakes + sizes.user_faults + sizes.tool_faults > 1:
+        raise UserError("config.tool_use: mistakes, user_faults and tool_faults are together at most 1")
     return values
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import json
+import re
 from typing import Any
 
 from k2jax.agents.task import Task
@@ -16,8 +17,12 @@ from k2jax.synthesize.stages import Made, Record
 from k2jax.synthesize.tool_use.tool_repository import Work
 from k2jax.tasks.worlds.dialogue import USER
 from k2jax.tasks.worlds.goals import EXPECTED, GoalReport, report_of
-from k2jax.tasks.worlds.world_tools import told_world, world_of
+from k2jax.tasks.worlds.failures import NOTHING_DONE
+from k2jax.tasks.worlds.world import replayed
+from k2jax.tasks.worlds.world_tools import spec_of, told_world, world_of
 
+_VALUES = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+|\b[a-z]*\d+\b")
+"""Names of people, ids and numbers."""
 BLAMED = ("nobody", "agent", "user", "tool")
 _REASONS = {"agent": "the agent failed", "user": "void: the user failed", "tool": "void: a tool failed"}
 _POINT = {
@@ -52,7 +57,7 @@ def judged() -> Work:
             'left or kept back what it knew; or a tool that failed. Answer with JSON: {"points": [{"point": number, '
             '"met": true or false, "turns": [numbers]}], "blame": "nobody", "agent", "user" or "tool"}.'
         )
-        inputs = {"exact": exact, "rubric": rubric, "messages": dialogue["messages"]}
+        inputs = {"task": task, "rubric": rubric, "dialogue": dialogue}
         asked = [{"role": "user", "content": text}]
         verdict = await asker.ask_object("judge", "verdict", asked, _SCHEMA, inputs=inputs)
         met = {point["point"] for point in verdict["points"] if point["met"]}
@@ -76,17 +81,39 @@ def exact_report(task: Task, dialogue: Mapping[str, Any]) -> GoalReport:
 
 
 def blamed(task: Task, dialogue: Mapping[str, Any], report: GoalReport) -> str:
-    """Who is to blame for what was not reached: a user who kept back what it knew, a lost answer, or else the agent."""
+    """Who is to blame for what was not reached, by the transcript, what the user knew, and the world.
+
+    A user is who left or kept back what it knew. A tool is where the same calls would have reached the goal in a world
+    whose tools all work. Else it is the agent.
+    """
     if report.solved:
         return "nobody"
-    left = dialogue["left"] or {"told": [], "calls": []}
     facts = {fact["text"] for fact in task.metadata[USER]["facts"]}
     said = " ".join(str(message.get("content")) for message in dialogue["messages"] if message["role"] == "user")
     has_left = dialogue["messages"][-1]["role"] == "assistant" and dialogue["status"] == "finished"
     if has_left and not all(fact in said for fact in facts) and report.goal < 1:
         return "user"
-    lost = [fate for _, _, fate, error in left["calls"] if fate == "timeout" and error]
-    return "tool" if lost and report.obeyed == 1 else "agent"
+    if report.goal == 1 or report.obeyed < 1:
+        return "agent"
+    told = told_world(task)
+    right = replayed(spec_of(told["spec"]), told["state"], _meant(dialogue["left"]["calls"] if dialogue["left"] else ()))
+    return "tool" if all(right.reached(task.metadata[EXPECTED]["goal"])) else "agent"
+
+
+def _meant(calls: Sequence[Sequence[Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Calls as a world without failures would have needed them: of one that failed and was repeated, the last."""
+    return [
+        (name, arguments)
+        for place, (name, arguments, fate, _) in enumerate(calls)
+        if fate not in NOTHING_DONE or all([name, arguments] != list(later[:2]) for later in calls[place + 1 :])
+    ]
+
+
+def evidence(point: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The agent's turns in which an id, a number or a name of a point of the rubric stands."""
+    sought = set(_VALUES.findall(point))
+    turns = [(number, message) for number, message in enumerate(messages) if message["role"] == "assistant"]
+    return [number for number, message in turns if sought & set(_VALUES.findall(transcript([message])))]
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:

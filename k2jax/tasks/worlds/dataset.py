@@ -18,7 +18,7 @@ from k2jax.tasks.generated import user
 from k2jax.tasks.worlds.dialogue import USER
 from k2jax.tasks.worlds.failures import FailureRates
 from k2jax.tasks.worlds.goals import EXPECTED
-from k2jax.tasks.worlds.grammar import SETTINGS, TaskDraft, draw_task, generated_world
+from k2jax.tasks.worlds.grammar import SETTINGS, TaskDraft, WorldSize, draw_task, generated_world
 from k2jax.tasks.worlds.world_spec import WorldSpec
 from k2jax.tasks.worlds.world_tools import WORLD, told_world, world_of
 
@@ -38,6 +38,7 @@ class WorldTasks:
         worlds: int = 50,
         steps: int = 40,
         failures: float = 0.0,
+        size: WorldSize = "full",
         seed: int = 0,
         split: FileSplit = "train",
     ):
@@ -50,6 +51,7 @@ class WorldTasks:
             worlds: different worlds that tasks are drawn from; those of the splits differ, too.
             steps: of an episode, see ``Budget``.
             failures: rate of each kind of failure of drawn tasks.
+            size: of drawn worlds; ``small`` ones are for models of characters, see ``counters``.
             seed: of drawn tasks.
             split: ``train`` or ``test``; ``all`` of a file.
 
@@ -58,10 +60,12 @@ class WorldTasks:
         """
         if count < 1 or worlds < 1 or not 1 <= wishes <= 8:
             raise UserError("worlds: count and worlds must be positive, and wishes 1 to 8")
+        if size != "full" and path:
+            raise UserError("worlds: size is of drawn worlds; leave it out with path")
         if split == "all" and not path:
             raise UserError("worlds: drawn tasks have the splits train and test; all is of a file")
         self._path, self._count, self._wishes, self._worlds = path, count, wishes, worlds
-        self._steps, self._seed, self._split = steps, seed, split
+        self._steps, self._seed, self._split, self._size = steps, seed, split, size
         names = [field.name for field in dataclasses.fields(FailureRates)]
         self._rates = FailureRates(**dict.fromkeys(names, failures))
 
@@ -78,7 +82,7 @@ class WorldTasks:
         rng = random.Random(f"worlds {self._seed} {self._split}")
         numbered = ((*place, number) for number in itertools.count() for place in places)
         mine = (place for place in numbered if split_of(" ".join(map(str, place))) == self._split)
-        made = [generated_world(*place) for place in itertools.islice(mine, self._worlds)]
+        made = [generated_world(*place, size=self._size) for place in itertools.islice(mine, self._worlds)]
         for number in range(self._count):
             world = made[number % len(made)]
             drawn = next(filter(None, (draw_task(world, rng, self._wishes) for _ in range(_TRIES))), None)
@@ -104,7 +108,14 @@ class WorldTasks:
 
 
 def world_task(
-    name: str, spec: WorldSpec, drawn: TaskDraft, rates: FailureRates, steps: int, tools: Sequence[str] = ()
+    name: str,
+    spec: WorldSpec,
+    drawn: TaskDraft,
+    rates: FailureRates,
+    steps: int,
+    tools: Sequence[str] = (),
+    *,
+    system: str = "",
 ) -> Task:
     """The task of a drawn one.
 
@@ -115,12 +126,14 @@ def world_task(
         rates: of failures.
         steps: see ``Budget``.
         tools: names of those that the agent has; empty is all.
+        system: what stands before the world's rules in its prompt.
     """
+    prompt = "\n\n".join(filter(None, (system, spec.policy)))
     told = {"spec": spec.to_json(), "state": drawn.state, "tools": list(tools), "rates": dataclasses.asdict(rates)}
     return Task(
         id=name,
         domain=f"worlds/{spec.name.rpartition('_')[0]}",
-        instruction=({"role": "system", "content": spec.policy}, user(drawn.user.opening)),
+        instruction=({"role": "system", "content": prompt}, user(drawn.user.opening)),
         verifier="worlds",
         environment="worlds",
         tools=("worlds",),
