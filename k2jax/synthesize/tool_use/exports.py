@@ -39,9 +39,9 @@ def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict
     """Precision and recall of "good" by the judge against the worlds' states, and whom it blames.
 
     Returns:
-        ``blame`` is the share of verdicts that blame whom the exact judge blames, ``planted`` the share of planted faults
-        that are blamed on whom they were planted in, of those that kept the goal from being reached; ``blamed`` counts
-        verdicts by what was planted: ``none`` where nothing was and the goal was not reached for another reason.
+        ``blame`` is the share of verdicts that blame whom the exact judge blames; ``planted`` the share of planted
+        faults, of those that kept the goal from being reached, that are blamed on whom they were planted in; ``blamed``
+        counts verdicts by what was planted: ``none`` where nothing was and the goal was not reached either.
     """
     everything = (*judged, *dropped)
     counts = {name: dict.fromkeys(BLAMED, 0) for name in ("agent", "user", "tool", "none", "solved")}

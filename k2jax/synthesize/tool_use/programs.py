@@ -113,9 +113,7 @@ def _untold(task: Task, messages: Sequence[Mapping[str, Any]]) -> int:
     return 0 if all(fact["text"] in told for fact in facts) else len(facts)
 
 
-def _mistaken(
-    task: Task, mistake: str, name: str, arguments: Mapping[str, Any], seed: int
-) -> Mapping[str, Any] | None:
+def _mistaken(task: Task, mistake: str, name: str, arguments: Mapping[str, Any], seed: int) -> Mapping[str, Any] | None:
     """What a mistaken agent does instead of a call that matters; None where it does as it should."""
     spec, calls = spec_of(task.metadata[WORLD]["spec"]), task.metadata[EXPECTED]["calls"]
     matter = [name for name, _ in calls if changes_state(spec.tools_by_name[name])] or [calls[-1][0]]

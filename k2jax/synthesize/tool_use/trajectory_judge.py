@@ -6,24 +6,27 @@ it. Wherever a world's state says what was reached, the judge's verdict stands b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 import json
 import re
 from typing import Any
 
+from k2jax.agents.judges.trajectories import transcript
 from k2jax.agents.task import Task
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import Made, Record
 from k2jax.synthesize.tool_use.tool_repository import Work
 from k2jax.tasks.worlds.dialogue import USER
-from k2jax.tasks.worlds.goals import EXPECTED, GoalReport, report_of
 from k2jax.tasks.worlds.failures import NOTHING_DONE
+from k2jax.tasks.worlds.goals import EXPECTED, GoalReport, report_of
 from k2jax.tasks.worlds.world import replayed
 from k2jax.tasks.worlds.world_tools import spec_of, told_world, world_of
 
 _VALUES = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+|\b[a-z]*\d+\b")
 """Names of people, ids and numbers."""
 BLAMED = ("nobody", "agent", "user", "tool")
+_TRIES = 3
 _REASONS = {"agent": "the agent failed", "user": "void: the user failed", "tool": "void: a tool failed"}
 _POINT = {
     "type": "object",
@@ -90,23 +93,33 @@ def blamed(task: Task, dialogue: Mapping[str, Any], report: GoalReport) -> str:
         return "nobody"
     facts = {fact["text"] for fact in task.metadata[USER]["facts"]}
     said = " ".join(str(message.get("content")) for message in dialogue["messages"] if message["role"] == "user")
-    has_left = dialogue["messages"][-1]["role"] == "assistant" and dialogue["status"] == "finished"
-    if has_left and not all(fact in said for fact in facts) and report.goal < 1:
+    last = dialogue["messages"][-1]
+    has_left = last["role"] == "assistant" and dialogue["status"] == "finished"
+    is_asked = "?" in str(last.get("content"))
+    if has_left and not all(fact in said for fact in facts) and (report.goal < 1 or is_asked):
         return "user"
     if report.goal == 1 or report.obeyed < 1:
         return "agent"
     told = told_world(task)
-    right = replayed(spec_of(told["spec"]), told["state"], _meant(dialogue["left"]["calls"] if dialogue["left"] else ()))
+    right = replayed(
+        spec_of(told["spec"]), told["state"], _meant(dialogue["left"]["calls"] if dialogue["left"] else ())
+    )
     return "tool" if all(right.reached(task.metadata[EXPECTED]["goal"])) else "agent"
 
 
 def _meant(calls: Sequence[Sequence[Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Calls as a world without failures would have needed them: of one that failed and was repeated, the last."""
-    return [
-        (name, arguments)
-        for place, (name, arguments, fate, _) in enumerate(calls)
-        if fate not in NOTHING_DONE or all([name, arguments] != list(later[:2]) for later in calls[place + 1 :])
-    ]
+    """Calls for a world without failures: those that were not carried out, and said so, only after several tries.
+
+    Whoever does not repeat such a call has no tool to blame; after ``_TRIES`` the tool is at fault.
+    """
+    failed: Counter[str] = Counter()
+    meant = []
+    for name, arguments, fate, _ in calls:
+        call = json.dumps([name, arguments], sort_keys=True)
+        failed[call] += fate in NOTHING_DONE
+        if fate not in NOTHING_DONE or failed[call] == _TRIES:
+            meant.append((name, arguments))
+    return meant
 
 
 def evidence(point: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -114,16 +127,3 @@ def evidence(point: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     sought = set(_VALUES.findall(point))
     turns = [(number, message) for number, message in enumerate(messages) if message["role"] == "assistant"]
     return [number for number, message in turns if sought & set(_VALUES.findall(transcript([message])))]
-
-
-def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The conversation as text, with the numbers of its turns."""
-    lines = []
-    for number, message in enumerate(messages):
-        calls = [
-            f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
-        ]
-        content = message.get("content") or ""
-        text = content if isinstance(content, str) else json.dumps(content)
-        lines.append(f"[{number}] {message['role']}: {' '.join([text, *calls]).strip()}")
-    return "\n".join(lines)

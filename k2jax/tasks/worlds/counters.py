@@ -1,8 +1,8 @@
 """Small worlds for models of characters: records of one number, and few tools of invented names, all in one line each.
 
-The prompt lists what each tool does, its name and its parameters (``set kavo id n``), and a user says what it wants in
-one sentence (``set z12 to 45``). The names are words that mean nothing, so that those of another world are unseen, and
-have to be copied from the prompt.
+The prompt lists the tools with their parameters (``set_kavo id n``), and a user says what it wants in one sentence
+(``set z12 to 45``). Names end with a word that means nothing, so that those of another world are unseen, and have to be
+copied from the prompt.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Counters(WorldPart):
 
     Args:
         name: of the collection.
-        tools: name of each tool by what it does, in the order of the prompt.
+        tools: what each tool does and the word that its name ends with, in the order of the prompt.
     """
 
     def __init__(self, name: str, tools: Sequence[tuple[str, str]]):
-        self.name, self.named = name, dict(tools)
+        self.name, self.named = name, {kind: f"{kind}_{word}" for kind, word in tools}
         self.fields = {"n": whole("Its number.", minimum=0, maximum=LARGEST)}
         self.collections = {name: {"prefix": name[0], "fields": self.fields}}
         self.invariants = []
         self.tools = [self._tool(kind) for kind, _ in tools]
-        self.rules = [" ".join((one["description"], one["name"], *one["parameters"])) for one in self.tools]
+        self.rules = [" ".join((one["name"], *one["parameters"])) for one in self.tools]
 
     def rows(self, rng: random.Random) -> Json:
         """See ``WorldPart``."""

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 from k2jax.agents.environment import Message
+from k2jax.agents.judges.trajectories import RUBRIC, rubric_of
 from k2jax.agents.scaffolds.scripted import called, play_actions, said
 from k2jax.agents.split import FileSplit, split_of
 from k2jax.agents.task import Budget, Task
@@ -19,6 +20,7 @@ from k2jax.tasks.worlds.dialogue import USER
 from k2jax.tasks.worlds.failures import FailureRates
 from k2jax.tasks.worlds.goals import EXPECTED
 from k2jax.tasks.worlds.grammar import SETTINGS, TaskDraft, WorldSize, draw_task, generated_world
+from k2jax.tasks.worlds.rubric_rewards import RUBRIC_SHARE
 from k2jax.tasks.worlds.world_spec import WorldSpec
 from k2jax.tasks.worlds.world_tools import WORLD, told_world, world_of
 
@@ -39,6 +41,7 @@ class WorldTasks:
         steps: int = 40,
         failures: float = 0.0,
         size: WorldSize = "full",
+        rubric_share: float = 0.0,
         seed: int = 0,
         split: FileSplit = "train",
     ):
@@ -52,6 +55,7 @@ class WorldTasks:
             steps: of an episode, see ``Budget``.
             failures: rate of each kind of failure of drawn tasks.
             size: of drawn worlds; ``small`` ones are for models of characters, see ``counters``.
+            rubric_share: of the reward, that a served judge's verdict on the rubric has; the rest is the world's.
             seed: of drawn tasks.
             split: ``train`` or ``test``; ``all`` of a file.
 
@@ -62,10 +66,13 @@ class WorldTasks:
             raise UserError("worlds: count and worlds must be positive, and wishes 1 to 8")
         if size != "full" and path:
             raise UserError("worlds: size is of drawn worlds; leave it out with path")
+        if not 0 <= rubric_share <= 1:
+            raise UserError(f"worlds: rubric_share is a share in [0, 1], not {rubric_share}")
         if split == "all" and not path:
             raise UserError("worlds: drawn tasks have the splits train and test; all is of a file")
         self._path, self._count, self._wishes, self._worlds = path, count, wishes, worlds
         self._steps, self._seed, self._split, self._size = steps, seed, split, size
+        self._rubric_share = rubric_share
         names = [field.name for field in dataclasses.fields(FailureRates)]
         self._rates = FailureRates(**dict.fromkeys(names, failures))
 
@@ -75,7 +82,8 @@ class WorldTasks:
         Raises:
             UserError: the file cannot be read, or has a line that is no task of a world.
         """
-        return self._read() if self._path else self._drawn()
+        for task in self._read() if self._path else self._drawn():
+            yield _judged(task, self._rubric_share) if self._rubric_share else task
 
     def _drawn(self) -> Iterator[Task]:
         places = [(category, setting) for category, settings in SETTINGS.items() for setting in settings]
@@ -105,6 +113,16 @@ class WorldTasks:
                     raise UserError(f"worlds: line {number} of {path}: {error}") from None
                 if self._split in ("all", split_of(task.id)):
                     yield task
+
+
+def _judged(task: Task, share: float) -> Task:
+    """The task with a judge's verdict in its reward.
+
+    Raises:
+        UserError: it has no rubric.
+    """
+    rubric_of(task)
+    return dataclasses.replace(task, verifier="worlds_rubric", metadata={**task.metadata, RUBRIC_SHARE: share})
 
 
 def world_task(
@@ -142,7 +160,7 @@ def world_task(
             WORLD: told,
             USER: drawn.user.to_json(),
             EXPECTED: dict(drawn.expected),
-            "rubric": list(drawn.rubric),
+            RUBRIC: list(drawn.rubric),
         },
     )
 
