@@ -37,7 +37,7 @@ SEEDS = (0, 1, 2)
 SYNTHESIS = SynthesisConfig(
     seed=7,  # its worlds have other numbers than those that the dataset draws
     tool_use=ToolUseConfig(
-        size="small", tools=3000, agents=1000, tasks=15_000, mistakes=0.6, failures=0.0, judge_mistakes=0.1
+        size="small", tools=3000, agents=1000, tasks=8000, mistakes=0.6, failures=0.0, judge_mistakes=0.1
     ),
 )
 SFT_STEPS, ITERATIONS = 400, 30

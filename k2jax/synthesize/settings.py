@@ -25,6 +25,7 @@ class AskedModelConfig:
     name: str = ""  #: the server's name for its model
     temperature: NonNegativeFloat = 1.0  #: of its answers
     max_tokens: PositiveInt = 4096  #: of an answer [tokens]
+    sends_schema: bool = False  #: schemas of structured answers go to the server, which then must know response_format
     chaos: Share = 0.0  #: share of questions that go wrong, to try a pipeline out
     price_read: NonNegativeFloat = 0.0  #: of a million tokens of questions
     price_written: NonNegativeFloat = 0.0  #: of a million tokens of answers
@@ -117,7 +118,9 @@ def opened_models(
         if config.url:
             fields = {"temperature": config.temperature, "max_tokens": config.max_tokens}
             opened[role] = EndpointModel(
-                ChatEndpoint(config.url, config.name, api_key=os.environ.get("OPENAI_API_KEY")), fields
+                ChatEndpoint(config.url, config.name, api_key=os.environ.get("OPENAI_API_KEY")),
+                fields,
+                config.sends_schema,
             )
         elif role in programs:
             opened[role] = programs[role]

@@ -26,6 +26,8 @@ from k2jax.tasks.worlds.world_tools import spec_of, told_world, world_of
 _VALUES = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+|\b[a-z]*\d+\b")
 """Names of people, ids and numbers."""
 BLAMED = ("nobody", "agent", "user", "tool")
+MOST_TURNS = 20
+"""That show a point, in a verdict."""
 _TRIES = 3
 _REASONS = {"agent": "the agent failed", "user": "void: the user failed", "tool": "void: a tool failed"}
 _POINT = {
@@ -34,14 +36,15 @@ _POINT = {
     "properties": {
         "point": {"type": "integer"},
         "met": {"type": "boolean"},
-        "turns": {"type": "array", "items": {"type": "integer"}},
+        "turns": {"type": "array", "items": {"type": "integer"}, "maxItems": MOST_TURNS},
     },
 }
-_SCHEMA = {
-    "type": "object",
-    "required": ["points", "blame"],
-    "properties": {"points": {"type": "array", "items": _POINT}, "blame": {"enum": list(BLAMED)}},
-}
+
+
+def _schema(points: int) -> dict[str, Any]:
+    listed = {"type": "array", "items": _POINT, "maxItems": points}
+    properties = {"points": listed, "blame": {"enum": list(BLAMED)}}
+    return {"type": "object", "required": ["points", "blame"], "properties": properties}
 
 
 def judged() -> Work:
@@ -62,7 +65,7 @@ def judged() -> Work:
         )
         inputs = {"task": task, "rubric": rubric, "dialogue": dialogue}
         asked = [{"role": "user", "content": text}]
-        verdict = await asker.ask_object("judge", "verdict", asked, _SCHEMA, inputs=inputs)
+        verdict = await asker.ask_object("judge", "verdict", asked, _schema(len(rubric)), inputs=inputs)
         met = {point["point"] for point in verdict["points"] if point["met"]}
         is_good = verdict["blame"] == "nobody" and met >= set(range(len(rubric)))
         judged = {**record, "verdict": verdict, "exact": exact}
@@ -98,12 +101,13 @@ def blamed(task: Task, dialogue: Mapping[str, Any], report: GoalReport) -> str:
     is_asked = "?" in str(last.get("content"))
     if has_left and not all(fact in said for fact in facts) and (report.goal < 1 or is_asked):
         return "user"
-    if report.goal == 1 or report.obeyed < 1:
+    calls = dialogue["left"]["calls"] if dialogue["left"] else ()
+    if report.obeyed < 1:
         return "agent"
+    if report.goal == 1:  # what the agent was to tell may stand in an answer that was lost
+        return "tool" if any(fate == "timeout" for _, _, fate, _ in calls) else "agent"
     told = told_world(task)
-    right = replayed(
-        spec_of(told["spec"]), told["state"], _meant(dialogue["left"]["calls"] if dialogue["left"] else ())
-    )
+    right = replayed(spec_of(told["spec"]), told["state"], _meant(calls))
     return "tool" if all(right.reached(task.metadata[EXPECTED]["goal"])) else "agent"
 
 
@@ -123,7 +127,8 @@ def _meant(calls: Sequence[Sequence[Any]]) -> list[tuple[str, Mapping[str, Any]]
 
 
 def evidence(point: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The agent's turns in which an id, a number or a name of a point of the rubric stands."""
+    """The agent's last turns in which an id, a number or a name of a point of the rubric stands."""
     sought = set(_VALUES.findall(point))
     turns = [(number, message) for number, message in enumerate(messages) if message["role"] == "assistant"]
-    return [number for number, message in turns if sought & set(_VALUES.findall(transcript([message])))]
+    found = [number for number, message in turns if sought & set(_VALUES.findall(transcript([message])))]
+    return found[-MOST_TURNS:]
