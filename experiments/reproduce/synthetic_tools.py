@@ -2,14 +2,14 @@
 
 Reproduces: the claim behind Kimi K2's synthesis of tool use (section 3.1.1) at the scale of a laptop: trajectories in
 simulated worlds, filtered by a judge, teach tools that training has never shown, and rewards in the same worlds teach
-more. The worlds are the small ones of ``k2jax.tasks.worlds.counters``: three tools of invented names, which stand with
-what they do in the prompt, and a user who asks for one call. Whoever solves a task of another world has to find the
-tool's name in the prompt and to copy it and its arguments.
-Fixed before the runs: a program plays the agent and makes a mistake in 60 % of 15,000 dialogues of 1,000 worlds, of five
-kinds in equal shares (another tool, another argument, no call though it says so, nothing told, stops at once); a judge,
-of whose verdicts a tenth are wrong, filters them; as many conversations of each of three sorts are fine-tuned on: all,
-those that the judge kept, and those that were right by the world's state (the ceiling). Rewards continue from the
-second for 30 iterations. Measured: 300 tasks of 300 unseen worlds, executed and verified exactly, greedily and at
+more. The worlds are the small ones of ``k2jax.tasks.worlds.counters``: three tools of invented names in the prompt, and
+a user who names one of them with its arguments. Whoever solves a task of another world has to copy what it has never
+seen, and to tell what the tool answered.
+Fixed before the runs: a program plays the agent and makes a mistake in half of 6,000 dialogues of 1,000 worlds, of five
+kinds in equal shares (another tool, another argument, no call though it says so, nothing told, gives up at once); a
+judge, of whose verdicts a tenth are wrong, filters them; as many conversations of each of three sorts are fine-tuned on:
+all, those that the judge kept, and those that were right by the world's state (the ceiling). Rewards continue from the
+second for 20 iterations. Measured: 300 tasks of 300 unseen worlds, executed and verified exactly, greedily and at
 temperature 1 (four episodes of each); the claim is about the latter, which is how a policy acts in training, over the
 seeds 0, 1 and 2.
 Expected: 20 points and more between filtered and unfiltered; docs/reproductions.md has the figures.
@@ -37,10 +37,10 @@ SEEDS = (0, 1, 2)
 SYNTHESIS = SynthesisConfig(
     seed=7,  # its worlds have other numbers than those that the dataset draws
     tool_use=ToolUseConfig(
-        size="small", tools=3000, agents=1000, tasks=8000, mistakes=0.6, failures=0.0, judge_mistakes=0.1
+        size="small", tools=3000, agents=1000, tasks=6000, mistakes=0.5, failures=0.0, judge_mistakes=0.1
     ),
 )
-SFT_STEPS, ITERATIONS = 400, 30
+SFT_STEPS, ITERATIONS = 300, 20
 HELD_OUT, SAMPLES = 300, 4
 AVERAGE, PASS = f"eval/avg@{SAMPLES}", f"eval/pass@{SAMPLES}"
 KINDS = ("set", "read", "new", "drop", "copy")
@@ -57,6 +57,7 @@ def get_config():
     config = micro_config("sft", SFT_STEPS)
     config.data.sources = {"dialogues": source(kind="chat")}
     config.data.chat_format = "compact"
+    config.train.batch_size = 8
     config.eval.update({"every": 50, "rows": 24})
     options = ("size=small", "count=4000", "worlds=2000")
     config.rl.tasks = {"worlds": task(dataset="worlds", options=options, max_tokens=24, steps=3)}
@@ -117,7 +118,7 @@ def evaluate(config, workdir):
     held_out, groups = evaluate_checkpoint(resolve(*held_out_configs()), str(workdir))
     record = held_out.record(groups)
     for kind in KINDS:
-        asked = [group for group in groups if group.prompt.task.instruction[1]["content"].split()[0] == kind]
+        asked = [group for group in groups if group.prompt.task.instruction[1]["content"].split("_")[0] == kind]
         right = [held_out.is_right(group, sample) for group in asked for sample in range(1, 1 + SAMPLES)]
         record[f"{AVERAGE}/{kind}"] = float(np.mean(right))
     return record
@@ -135,13 +136,13 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         for run, label in LABELS.items()
     ]  # fmt: skip
     text = (
-        f"Fine-tuned on what the judge kept, the model solves {gain('sft_judged', 'sft_unfiltered')} points more of the "
-        f"sampled episodes with unseen tools than fine-tuned on as many of all, and "
-        f"{gain('sft_judged', 'sft_unfiltered', 'eval/greedy')} of greedy ones. Rewards add {gain('rl', 'sft_judged')} "
-        f"and {gain('rl', 'sft_judged', 'eval/greedy')}.\n\n{markdown_table(header, rows)}\n{HELD_OUT} held-out tasks of "
-        f"as many unseen worlds, by what is asked for of sampled episodes; mean (lowest to highest) over "
-        f"{len(measured.seeds)} seeds. Fine-tuning took {minutes_of(results, ['sft_judged'])} minutes of training time, "
-        f"rewards {minutes_of(results, ['rl'])}.\n"
+        f"Fine-tuned on what the judge kept, the model solves {gain('sft_judged', 'sft_unfiltered')} points more of "
+        f"the sampled episodes with unseen tools than fine-tuned on as many of all, and "
+        f"{gain('sft_judged', 'sft_unfiltered', 'eval/greedy')} of greedy ones. Rewards add "
+        f"{gain('rl', 'sft_judged')} and {gain('rl', 'sft_judged', 'eval/greedy')}.\n\n"
+        f"{markdown_table(header, rows)}\n{HELD_OUT} held-out tasks of as many unseen worlds, by what is asked for of "
+        f"sampled episodes; mean (lowest to highest) over {len(measured.seeds)} seeds. Fine-tuning took "
+        f"{minutes_of(results, ['sft_judged'])} minutes of training time, rewards {minutes_of(results, ['rl'])}.\n"
     )
     return Summary(text, _figure(results, measured))
 

@@ -1,8 +1,8 @@
 """Small worlds for models of characters: records of one number, and few tools of invented names, all in one line each.
 
-The prompt lists the tools with their parameters (``set_kavo id n``), and a user says what it wants in one sentence
-(``set z12 to 45``). Names end with a word that means nothing, so that those of another world are unseen, and have to be
-copied from the prompt.
+The prompt lists the tools with their parameters (``set_kavo id n``), and a user names one with its arguments
+(``set_kavo z12 45``). Names end with a word that means nothing, so that those of another world are unseen, and have to
+be copied.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ class Counters(WorldPart):
         goal = {"equal": [field(self.name, key, "n"), rows[key]["n"]]}
         told: list[str] = []
         if kind == "set":
-            opening, arguments = f"set {key} to {number}", {"id": key, "n": number}
+            arguments: Json = {"id": key, "n": number}
             goal = {"equal": [field(self.name, key, "n"), number]}
         elif kind == "read":
-            opening, arguments, told = f"read {key}", {"id": key}, [str(rows[key]["n"])]
+            arguments, told = {"id": key}, [str(rows[key]["n"])]
         elif kind == "new":
-            opening, arguments, told = f"new with {number}", {"n": number}, [new]
+            arguments, told = {"n": number}, [new]
             goal = {"equal": [field(self.name, new, "n"), number]}
         elif kind == "drop":
-            opening, arguments = f"drop {key}", {"id": key}
+            arguments = {"id": key}
             goal = {"not": {"exists": [self.name, key]}}
         else:
-            opening, arguments = f"copy {key} to {other}", {"id": key, "to": other}
+            arguments = {"id": key, "to": other}
             goal = {"equal": [field(self.name, other, "n"), rows[key]["n"]]}
         rest = [one for one in rows if one not in (key, other) or (one == other and kind != "copy")]
         kept = [{"equal": [field(self.name, one, "n"), rows[one]["n"]]} for one in rest]
         answer = f" and tells {told[0]}" if told else ""
         return Wish(
-            opening=opening,
+            opening=" ".join((self.named[kind], *map(str, arguments.values()))),
             calls=[[self.named[kind], arguments]],
             goal=[goal, *kept],
             told=told,
