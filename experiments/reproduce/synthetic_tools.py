@@ -5,11 +5,11 @@ simulated worlds, filtered by a judge, teach tools that training has never shown
 more. The worlds are the small ones of ``k2jax.tasks.worlds.counters``: three tools of invented names in the prompt, and
 a user who names one of them with its arguments. Whoever solves a task of another world has to copy what it has never
 seen, and to tell what the tool answered.
-Fixed before the runs: a program plays the agent and makes a mistake in half of 6,000 dialogues of 1,000 worlds, of five
-kinds in equal shares (another tool, another argument, no call though it says so, nothing told, gives up at once); a
-judge, of whose verdicts a tenth are wrong, filters them; as many conversations of each of three sorts are fine-tuned on:
-all, those that the judge kept, and those that were right by the world's state (the ceiling). Rewards continue from the
-second for 20 iterations. Measured: 300 tasks of 300 unseen worlds, executed and verified exactly, greedily and at
+Fixed before the runs: a program plays the agent and makes a mistake in half of 6,000 dialogues in 1,000 worlds, of
+five kinds in equal shares (another tool, another argument, no call though it says so, nothing told, gives up at once);
+a judge, of whose verdicts a tenth are wrong, filters them; as many conversations of each of three sorts are fine-tuned
+on: all, those that the judge kept, and those that were right by the world's state (the ceiling). Rewards continue from
+the second for 20 iterations. Measured: 300 tasks of 300 unseen worlds, executed and verified exactly, greedily and at
 temperature 1 (four episodes of each); the claim is about the latter, which is how a policy acts in training, over the
 seeds 0, 1 and 2.
 Expected: 20 points and more between filtered and unfiltered; docs/reproductions.md has the figures.
