@@ -43,9 +43,7 @@ class ToolUseConfig:
     steps: PositiveInt = 40  #: most calls and messages of an episode
     size: Literal["full", "small"] = "full"  #: of worlds that the program draws; small is for models of characters
     mistakes: Share = 0.2  #: share of episodes in which the program that plays the agent makes a mistake
-    user_faults: Share = (
-        0.0  #: share in which the user that follows its script leaves early or keeps back what it knows
-    )
+    user_faults: Share = 0.0  #: share in which the user leaves early or keeps back what it knows
     tool_faults: Share = 0.0  #: share in which a tool of the solution does nothing or always fails
     judge_mistakes: Share = 0.0  #: share of the verdicts of the program that plays the judge that are turned round
     encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
