@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import functools
 import json
 import re
+import types
 from typing import Any, NamedTuple
 
 from k2jax.errors import UserError, abbreviate
@@ -62,6 +63,7 @@ class Asker:
         *,
         inputs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> Reply:
         """The answer of a role's model; see ``ModelQuestion``.
 
@@ -74,7 +76,7 @@ class Asker:
         model, seed = self._models[role], seed_of(self._record_key, len(self.calls))
         key = content_key(model.name, role, purpose, list(messages), list(tools), seed)
         if self._replayed is None:
-            reply = await model.reply(ModelQuestion(role, purpose, messages, inputs or {}, tools), seed)
+            reply = await model.reply(ModelQuestion(role, purpose, messages, inputs or {}, tools, schema), seed)
         elif (kept := self._replayed(key)) is None:
             raise UserError(
                 f"no answer of the role {role} to {purpose} is kept under {key}; replay with equal settings"
@@ -110,7 +112,7 @@ class Asker:
         """
         asked = list(messages)
         for _ in range(2):
-            reply = await self.ask(role, purpose, asked, inputs=inputs)
+            reply = await self.ask(role, purpose, asked, inputs=inputs, schema=schema)
             try:
                 value = read_object(reply.text, schema)
                 check(value)

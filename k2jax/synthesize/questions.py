@@ -23,6 +23,7 @@ class ModelQuestion(NamedTuple):
         messages: in OpenAI's format.
         inputs: what the messages were made of, for programs that play models; they are never sent.
         tools: declarations in OpenAI's format.
+        schema: of a structured answer; empty for any text.
     """
 
     role: str
@@ -30,6 +31,7 @@ class ModelQuestion(NamedTuple):
     messages: Sequence[Message]
     inputs: Mapping[str, Any] = {}
     tools: Sequence[Mapping[str, Any]] = ()
+    schema: Mapping[str, Any] = {}
 
 
 class Reply(NamedTuple):
@@ -82,16 +84,20 @@ class EndpointModel:
     Args:
         endpoint: the server.
         fields: of every request, such as ``temperature`` and ``max_tokens``.
+        sends_schema: whether schemas of structured answers are sent, for the server to constrain its sampling.
     """
 
-    def __init__(self, endpoint: ChatEndpoint, fields: Mapping[str, Any]):
-        self._endpoint, self._fields = endpoint, fields
-        self.name = f"{endpoint.model} {sorted(fields.items())}"
+    def __init__(self, endpoint: ChatEndpoint, fields: Mapping[str, Any], sends_schema: bool = False):
+        self._endpoint, self._fields, self._sends_schema = endpoint, fields, sends_schema
+        self.name = f"{endpoint.model} {sorted(fields.items())}{' by schema' if sends_schema else ''}"
 
     async def reply(self, question: ModelQuestion, seed: int) -> Reply:
         """See ``AskedModel``."""
         tools = {"tools": list(question.tools)} if question.tools else {}
         asked = {"messages": list(question.messages), **self._fields, **tools, "seed": seed}
+        if self._sends_schema and question.schema:
+            form = {"name": question.purpose, "schema": question.schema}
+            asked["response_format"] = {"type": "json_schema", "json_schema": form}
         reply = await self._endpoint.reply(asked)
         kept = {key: reply.message[key] for key in ("content", "tool_calls") if reply.message.get(key)}
         return Reply({"role": "assistant", "content": "", **kept}, reply.finish, reply.prompt_tokens, reply.tokens)

@@ -25,6 +25,7 @@ class AskedModelConfig:
     name: str = ""  #: the server's name for its model
     temperature: NonNegativeFloat = 1.0  #: of its answers
     max_tokens: PositiveInt = 4096  #: of an answer [tokens]
+    sends_schema: bool = False  #: schemas of structured answers go to the server, which then must know response_format
     chaos: Share = 0.0  #: share of questions that go wrong, to try a pipeline out
     price_read: NonNegativeFloat = 0.0  #: of a million tokens of questions
     price_written: NonNegativeFloat = 0.0  #: of a million tokens of answers
@@ -40,7 +41,11 @@ class ToolUseConfig:
     wishes: PositiveInt = 3  #: most wishes of a user
     failures: Share = 0.02  #: rate of each kind of failure of the tools
     steps: PositiveInt = 40  #: most calls and messages of an episode
+    size: Literal["full", "small"] = "full"  #: of worlds that the program draws; small is for models of characters
     mistakes: Share = 0.2  #: share of episodes in which the program that plays the agent makes a mistake
+    user_faults: Share = 0.0  #: share in which the user leaves early or keeps back what it knows
+    tool_faults: Share = 0.0  #: share in which a tool of the solution does nothing or always fails
+    judge_mistakes: Share = 0.0  #: share of the verdicts of the program that plays the judge that are turned round
     encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
     near: Share = 0.92  #: cosine similarity from which two tools or agents are compared as duplicates
 
@@ -79,6 +84,16 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
     for role, model in values.models.items():
         if bool(model.url) != bool(model.name):
             raise UserError(f"config.models.{role} needs both url and name, or neither")
+    sizes, served = values.tool_use, {role for role, model in values.models.items() if model.url}
+    for role, key, value in (
+        ("writer", "size", sizes.size != "full"),
+        ("user", "user_faults", sizes.user_faults),
+        ("judge", "judge_mistakes", sizes.judge_mistakes),
+    ):
+        if value and role in served:
+            raise UserError(f"config.tool_use.{key} is of the program that plays the {role}; leave it or the model out")
+    if sizes.mistakes + sizes.user_faults + sizes.tool_faults > 1:
+        raise UserError("config.tool_use: mistakes, user_faults and tool_faults are together at most 1")
     return values
 
 
@@ -101,7 +116,9 @@ def opened_models(
         if config.url:
             fields = {"temperature": config.temperature, "max_tokens": config.max_tokens}
             opened[role] = EndpointModel(
-                ChatEndpoint(config.url, config.name, api_key=os.environ.get("OPENAI_API_KEY")), fields
+                ChatEndpoint(config.url, config.name, api_key=os.environ.get("OPENAI_API_KEY")),
+                fields,
+                config.sends_schema,
             )
         elif role in programs:
             opened[role] = programs[role]

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
+from k2jax.client.text_apis import ChatReply
 from k2jax.errors import UserError
 from k2jax.synthesize.asking import MALFORMED, Asker, read_object
-from k2jax.synthesize.questions import ChaosModel, ProgramModel
+from k2jax.synthesize.questions import ChaosModel, EndpointModel, ProgramModel
 from k2jax.synthesize.stages import DroppedError
 
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
@@ -123,3 +124,20 @@ def _plain(model):
         return Reply({"role": "assistant", "content": json.dumps({"n": seed})})
 
     return reply
+
+
+@pytest.mark.parametrize("sends_schema", [False, True])
+def test_a_schema_goes_to_servers_that_constrain_their_sampling(sends_schema):
+    asked = []
+
+    class Endpoint:
+        model = "m"
+
+        async def reply(self, fields):
+            asked.append(fields)
+            return ChatReply({"role": "assistant", "content": '{"n": 3}'}, "stop", 1, 1)
+
+    asker = Asker({"writer": EndpointModel(Endpoint(), {"temperature": 0.0}, sends_schema)}, "record")
+    assert asyncio.run(asker.ask_object("writer", "number", [], SCHEMA)) == {"n": 3}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}}
+    assert asked[0].get("response_format") == (form if sends_schema else None)

@@ -22,7 +22,7 @@ _SCHEMA = {
     "type": "object",
     "required": ["system", "tools"],
     "properties": {
-        "system": {"type": "string", "minLength": 20, "maxLength": 4000},
+        "system": {"type": "string", "maxLength": 4000},
         "tools": {"type": "array", "items": {"type": "string"}, "minItems": 2},
     },
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.agents.environment import OUTCOME, Message
@@ -10,6 +10,12 @@ from k2jax.agents.scaffolds.scripted import play
 from k2jax.agents.task import Task
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import DroppedError, Made, Record
+from k2jax.synthesize.tool_use.planted_faults import (
+    ClosedUserEnvironment,
+    FaultRates,
+    planted_fault,
+    with_broken_tool,
+)
 from k2jax.synthesize.tool_use.tool_repository import Work
 from k2jax.synthesize.tool_use.world_tasks import draft_of
 from k2jax.tasks.worlds.dataset import world_task
@@ -50,22 +56,25 @@ class AskedUserEnvironment(WorldEnvironment):
         return None if STOP in reply.text or len(self._said) > 2 * _MOST_REPLIES else reply.text
 
 
-def dialogues(failures: float, steps: int, is_user_asked: bool) -> Work:
+def dialogues(failures: float, steps: int, faults: Mapping[str, float], is_user_asked: bool) -> Work:
     """The stage that runs a dialogue of a task.
 
     Args:
         failures: rate of each kind of failure.
         steps: most calls and messages.
+        faults: fields of ``FaultRates``.
         is_user_asked: whether a model plays the user; else it follows its script.
     """
     rates = FailureRates(
         **dict.fromkeys(("unavailable", "permission", "timeout", "partial", "stale", "edge"), failures)
     )
+    fault_rates = FaultRates(**faults)
 
     async def work(record: Record, asker: Asker) -> Made:
         spec, draft = read_world(record["world"]), draft_of(record["task"])
-        task = world_task(record["id"], spec, draft, rates, steps, record["tools"])
-        system = {"role": "system", "content": f"{record['system']}\n\n{spec.policy}"}
+        task = world_task(record["id"], spec, draft, rates, steps, record["tools"], system=record["system"])
+        system = task.instruction[0]
+        planted = planted_fault(task, asker.seed, fault_rates)
         tools = declarations(spec, record["tools"])
 
         async def agent(task: Task, messages: Sequence[Message]) -> Message:
@@ -73,13 +82,17 @@ def dialogues(failures: float, steps: int, is_user_asked: bool) -> Work:
             inputs = {"task": task, "messages": list(messages), "number": record["number"], "seed": asker.seed}
             return (await asker.ask("agent", "message", asked, inputs=inputs, tools=tools)).message
 
-        environment = AskedUserEnvironment(asker, draft.user) if is_user_asked else WorldEnvironment()
-        trajectory = await play(task, environment, agent, asker.seed)
+        if is_user_asked:
+            environment: WorldEnvironment = AskedUserEnvironment(asker, draft.user)
+        else:
+            environment = ClosedUserEnvironment(asker.seed) if planted == "user" else WorldEnvironment()
+        in_world = with_broken_tool(task, asker.seed) if planted == "tool" else task
+        trajectory = await play(in_world, environment, agent, asker.seed)
         if trajectory.status == "masked":
             raise DroppedError("a tool broke its world's rules")
         messages = [dict(node.message) for node in trajectory.nodes if node.message]
         left: Any = trajectory.metadata.get(OUTCOME, {})
-        dialogue = {"messages": [system, *messages[1:]], "status": trajectory.status, "seed": asker.seed, "left": left}
+        dialogue = {"messages": messages, "status": trajectory.status, "left": left, "planted": planted}
         return Made([{**record, "dialogue": dialogue, "task_json": task.to_json(), "tools_json": tools}])
 
     return work

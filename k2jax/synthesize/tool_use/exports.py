@@ -9,6 +9,9 @@ from typing import Any
 from k2jax.files.atomic import write_atomic, write_json_lines
 from k2jax.synthesize.kept_results import StageResult
 from k2jax.synthesize.stages import Record
+from k2jax.synthesize.tool_use.trajectory_judge import BLAMED
+
+_PLANTED = ("agent", "user", "tool")
 
 
 def export_tool_use(folder: Path, results: Mapping[str, Sequence[StageResult]]) -> dict[str, Any]:
@@ -32,18 +35,34 @@ def export_tool_use(folder: Path, results: Mapping[str, Sequence[StageResult]]) 
     return {"conversations": len(kept), "tasks": len(tasks), "judge": judge_agreement(kept, dropped)}
 
 
-def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict[str, float | int | None]:
-    """Precision and recall of "good" by the judge against the worlds' states, and the share of right blames."""
+def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict[str, Any]:
+    """Precision and recall of "good" by the judge against the worlds' states, and whom it blames.
+
+    Returns:
+        ``blame`` is the share of verdicts that blame whom the exact judge blames; ``planted`` the share of planted
+        faults, of those that kept the goal from being reached, that are blamed on whom they were planted in; ``blamed``
+        counts verdicts by what was planted: ``none`` where nothing was and the goal was not reached either.
+    """
+    everything = (*judged, *dropped)
+    counts = {name: dict.fromkeys(BLAMED, 0) for name in ("agent", "user", "tool", "none", "solved")}
+    for record in everything:
+        planted = record["dialogue"]["planted"]
+        name = "solved" if record["exact"]["solved"] else "none" if planted == "nobody" else planted
+        counts[name][record["verdict"]["blame"]] += 1
+    faults = sum(sum(counts[name].values()) for name in _PLANTED)
     right = sum(record["exact"]["solved"] for record in judged)
     missed = sum(record["exact"]["solved"] for record in dropped)
-    blamed = [record["verdict"]["blame"] == record["exact"]["blame"] for record in (*judged, *dropped)]
+    blamed = [record["verdict"]["blame"] == record["exact"]["blame"] for record in everything]
     return {
         "judged": len(blamed),
         "precision": right / len(judged) if judged else None,
         "recall": right / (right + missed) if right + missed else None,
         "blame": sum(blamed) / len(blamed) if blamed else None,
+        "planted": sum(counts[name][name] for name in _PLANTED) / faults if faults else None,
+        "blamed": counts,
     }
 
 
 def _conversation(record: Record) -> dict[str, Any]:
-    return {"messages": record["dialogue"]["messages"], "tools": record["tools_json"]}
+    of = {"messages": record["dialogue"]["messages"], "tools": record["tools_json"]}
+    return {**of, "exact": {**record["exact"], "planted": record["dialogue"]["planted"]}}

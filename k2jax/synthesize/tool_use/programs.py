@@ -1,44 +1,59 @@
 """Programs that play the models of the pipeline: a writer and an agent from the grammar, and an exact judge.
 
 They answer from what a question was made of, not from its text, and are there to try the pipeline out and to bound it:
-the agent makes mistakes at a rate that the config names, and the judge knows the worlds' states.
+the agent makes mistakes at a rate that the config names, and the judge reads the transcript, the rubric and the world's
+last state. It is not told what was planted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 import random
 from typing import Any
 
 from k2jax.agents.scaffolds.scripted import called, said
+from k2jax.agents.task import Task
 from k2jax.errors import UserError
 from k2jax.synthesize.questions import AskedModel, ModelQuestion, ProgramModel
-from k2jax.synthesize.settings import SynthesisConfig
+from k2jax.synthesize.settings import SynthesisConfig, ToolUseConfig
 from k2jax.synthesize.stages import seed_of
+from k2jax.synthesize.tool_use.planted_faults import FaultRates, mistake_of, planted_fault
 from k2jax.synthesize.tool_use.tool_repository import MOST_DOMAINS
+from k2jax.synthesize.tool_use.trajectory_judge import blamed, evidence, exact_report
 from k2jax.tasks.worlds.dataset import solve
-from k2jax.tasks.worlds.grammar import SETTINGS, draw_task, generated_world
+from k2jax.tasks.worlds.dialogue import USER
+from k2jax.tasks.worlds.goals import EXPECTED
+from k2jax.tasks.worlds.grammar import SETTINGS, WorldSize, draw_task, generated_world
+from k2jax.tasks.worlds.world_spec import changes_state
+from k2jax.tasks.worlds.world_tools import WORLD, spec_of
 
 _TRIES = 40
-MISTAKES = ("skips a call", "changes an argument", "tells nothing", "stops at once")
+ASKS, LACKS = "What else should I know?", "I cannot help you without knowing more."
+"""How the agent asks for what it was not told, and what it says when that does not help."""
 
 
 def tool_use_programs(config: SynthesisConfig) -> Mapping[str, AskedModel]:
     """The programs by role."""
-    rate, seed = config.tool_use.mistakes, config.seed
+    sizes, seed, size = config.tool_use, config.seed, config.tool_use.size
+    rates, wrong = fault_rates(sizes), sizes.judge_mistakes
     return {
-        "writer": ProgramModel("grammar", lambda question, _: _as_json(_written(question, seed))),
-        "agent": ProgramModel(f"oracle with mistakes {rate}", lambda question, _: _acted(question, rate)),
-        "judge": ProgramModel("exact state", lambda question, _: _as_json(_judged(question))),
+        "writer": ProgramModel("grammar", lambda question, _: _as_json(_written(question, seed, size))),
+        "agent": ProgramModel("oracle with mistakes", lambda question, _: _acted(question, rates)),
+        "judge": ProgramModel("exact state", lambda question, own: _as_json(_judged(question, wrong, own))),
     }
+
+
+def fault_rates(sizes: ToolUseConfig) -> FaultRates:
+    """The rates of planted faults."""
+    return FaultRates(agent=sizes.mistakes, user=sizes.user_faults, tool=sizes.tool_faults)
 
 
 def _as_json(value: Any) -> dict[str, str]:
     return {"content": json.dumps(value, ensure_ascii=False)}
 
 
-def _written(question: ModelQuestion, seed: int) -> Any:
+def _written(question: ModelQuestion, seed: int, size: WorldSize) -> Any:
     """What the writer answers."""
     inputs = question.inputs
     if question.purpose == "domains":
@@ -48,19 +63,21 @@ def _written(question: ModelQuestion, seed: int) -> Any:
         return {"domains": [{"setting": names[p % len(names)], "about": f"number {p // len(names)}"} for p in places]}
     if question.purpose == "world":
         number = int(inputs["about"].removeprefix("number ")) + 1000 * seed
-        return {"world": generated_world(inputs["category"], inputs["setting"], number).spec.to_json()}
+        return {"world": generated_world(inputs["category"], inputs["setting"], number, size).spec.to_json()}
+    if question.purpose == "agent" and size == "small":
+        return {"system": "", "tools": [tool["name"] for tool in inputs["world"]["tools"]]}
     if question.purpose == "agent":
         tools = [tool["name"] for tool in inputs["world"]["tools"]]
         system = f"You are {inputs['persona']} at a service desk. {inputs['autonomy']}"
         return {"system": f"{system} {inputs['world']['description']}", "tools": tools}
     if question.purpose == "task":
-        return _written_task(inputs, seed)
+        return _written_task(inputs, seed, size)
     raise UserError(f"the program that plays the writer knows no {question.purpose}")
 
 
-def _written_task(inputs: Mapping[str, Any], seed: int) -> Any:
+def _written_task(inputs: Mapping[str, Any], seed: int, size: WorldSize) -> Any:
     number = int(inputs["about"].removeprefix("number ")) + 1000 * seed
-    world = generated_world(inputs["category"], inputs["setting"], number)
+    world = generated_world(inputs["category"], inputs["setting"], number, size)
     rng = random.Random(seed_of(seed, inputs["name"], inputs["number"]))
     for _ in range(_TRIES):
         draft = draw_task(world, rng, inputs["wishes"])
@@ -69,34 +86,67 @@ def _written_task(inputs: Mapping[str, Any], seed: int) -> Any:
     raise UserError(f"no task of the world {world.spec.name} was found in {_TRIES} draws")
 
 
-def _acted(question: ModelQuestion, rate: float) -> Mapping[str, Any]:
-    """What the agent says: the oracle's message, but for one mistake in some episodes."""
-    task, messages = question.inputs["task"], question.inputs["messages"]
-    rng = random.Random(seed_of("mistake", question.inputs["seed"]))
-    mistake = rng.choice(MISTAKES) if rng.random() < rate else ""
+def _acted(question: ModelQuestion, rates: FaultRates) -> Mapping[str, Any]:
+    """What the agent says: it asks for what it was not told, and then does as the oracle, but for one mistake."""
+    task, messages, seed = (question.inputs[key] for key in ("task", "messages", "seed"))
+    mistake = mistake_of(seed) if planted_fault(task, seed, rates) == "agent" else ""
     if mistake == "stops at once":
         return said("There is nothing that I could do.")
-    message = dict(solve(task, messages))
-    if mistake == "tells nothing" and not message.get("tool_calls"):
-        return said("Done.")
-    if message.get("tool_calls"):
-        function = message["tool_calls"][0]["function"]
-        name, arguments = function["name"], json.loads(function["arguments"])
-        changes = not name.startswith(("find_", "get_"))
-        if mistake == "skips a call" and changes:
-            return said("It is done.")
-        if mistake == "changes an argument" and changes:
-            return called(name, **{key: _changed(value) for key, value in arguments.items()})
-    return message
+    asked = 2 * sum(message["role"] == "assistant" and message["content"] in (ASKS, LACKS) for message in messages)
+    begin = len(task.instruction)
+    if asked == len(messages) - begin and (untold := _untold(task, messages)):
+        return said(ASKS if asked // 2 <= untold else LACKS)
+    answered = [*messages[:begin], *messages[begin + asked :]]
+    if mistake:  # it goes on as if all had gone well
+        answered = [{**message, "is_error": False} for message in answered]
+    message = solve(task, answered)
+    if not message.get("tool_calls"):
+        return said("Done.") if mistake == "tells nothing" else message
+    function = message["tool_calls"][0]["function"]
+    return _mistaken(task, mistake, function["name"], json.loads(function["arguments"]), seed) or message
 
 
-def _changed(value: Any) -> Any:
-    return value + 1 if isinstance(value, int) else value
+def _untold(task: Task, messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many facts the user has if one of them was not told; else 0."""
+    told = " ".join(str(message.get("content")) for message in messages if message["role"] == "user")
+    facts = task.metadata[USER]["facts"]
+    return 0 if all(fact["text"] in told for fact in facts) else len(facts)
 
 
-def _judged(question: ModelQuestion) -> Any:
-    """What the judge says: the exact verdict, with the agent's turns as evidence."""
-    exact, rubric = question.inputs["exact"], question.inputs["rubric"]
-    turns = [number for number, message in enumerate(question.inputs["messages"]) if message["role"] == "assistant"]
-    points = [{"point": number, "met": exact["solved"], "turns": turns[-1:]} for number in range(len(rubric))]
-    return {"points": points, "blame": exact["blame"]}
+def _mistaken(task: Task, mistake: str, name: str, arguments: Mapping[str, Any], seed: int) -> Mapping[str, Any] | None:
+    """What a mistaken agent does instead of a call that matters; None where it does as it should."""
+    spec, calls = spec_of(task.metadata[WORLD]["spec"]), task.metadata[EXPECTED]["calls"]
+    matter = [name for name, _ in calls if changes_state(spec.tools_by_name[name])] or [calls[-1][0]]
+    if name not in matter:
+        return None
+    rng = random.Random(seed_of("how", seed, name))
+    if mistake == "skips a call":
+        return said("It is done.")
+    if mistake == "calls another tool":
+        return called(rng.choice([other for other in spec.tools_by_name if other != name]), **arguments)
+    if mistake == "changes an argument":
+        key = rng.choice(list(arguments))
+        return called(name, **{**arguments, key: _changed(arguments[key], task.metadata[WORLD]["state"], rng)})
+    return None
+
+
+def _changed(value: Any, state: Mapping[str, Any], rng: random.Random) -> Any:
+    """Another value of the same kind: another record's id, another number, or another text."""
+    for rows in state.values():
+        if value in rows and len(rows) > 1:
+            return rng.choice([key for key in rows if key != value])
+    return value + rng.choice((-1, 1)) if isinstance(value, int) else f"{value}s"
+
+
+def _judged(question: ModelQuestion, mistakes: float, seed: int) -> Any:
+    """What the judge says of the transcript, the rubric and the world; a share of its verdicts is turned round."""
+    task, dialogue = question.inputs["task"], question.inputs["dialogue"]
+    report = exact_report(task, dialogue)
+    blame, met = blamed(task, dialogue, report), report.solved
+    if random.Random(seed_of("verdict", seed)).random() < mistakes:
+        blame, met = ("agent", False) if met else ("nobody", True)
+    points = [
+        {"point": number, "met": met, "turns": evidence(point, dialogue["messages"])}
+        for number, point in enumerate(question.inputs["rubric"])
+    ]
+    return {"points": points, "blame": blame}

@@ -6,19 +6,29 @@ it. Wherever a world's state says what was reached, the judge's verdict stands b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 import json
+import re
 from typing import Any
 
+from k2jax.agents.judges.trajectories import transcript
 from k2jax.agents.task import Task
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import Made, Record
 from k2jax.synthesize.tool_use.tool_repository import Work
 from k2jax.tasks.worlds.dialogue import USER
+from k2jax.tasks.worlds.failures import NOTHING_DONE
 from k2jax.tasks.worlds.goals import EXPECTED, GoalReport, report_of
-from k2jax.tasks.worlds.world_tools import told_world, world_of
+from k2jax.tasks.worlds.world import replayed
+from k2jax.tasks.worlds.world_tools import spec_of, told_world, world_of
 
+_VALUES = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+|\b[a-z]*\d+\b")
+"""Names of people, ids and numbers."""
 BLAMED = ("nobody", "agent", "user", "tool")
+MOST_TURNS = 20
+"""That show a point, in a verdict."""
+_TRIES = 3
 _REASONS = {"agent": "the agent failed", "user": "void: the user failed", "tool": "void: a tool failed"}
 _POINT = {
     "type": "object",
@@ -26,14 +36,15 @@ _POINT = {
     "properties": {
         "point": {"type": "integer"},
         "met": {"type": "boolean"},
-        "turns": {"type": "array", "items": {"type": "integer"}},
+        "turns": {"type": "array", "items": {"type": "integer"}, "maxItems": MOST_TURNS},
     },
 }
-_SCHEMA = {
-    "type": "object",
-    "required": ["points", "blame"],
-    "properties": {"points": {"type": "array", "items": _POINT}, "blame": {"enum": list(BLAMED)}},
-}
+
+
+def _schema(points: int) -> dict[str, Any]:
+    listed = {"type": "array", "items": _POINT, "maxItems": points}
+    properties = {"points": listed, "blame": {"enum": list(BLAMED)}}
+    return {"type": "object", "required": ["points", "blame"], "properties": properties}
 
 
 def judged() -> Work:
@@ -52,9 +63,9 @@ def judged() -> Work:
             'left or kept back what it knew; or a tool that failed. Answer with JSON: {"points": [{"point": number, '
             '"met": true or false, "turns": [numbers]}], "blame": "nobody", "agent", "user" or "tool"}.'
         )
-        inputs = {"exact": exact, "rubric": rubric, "messages": dialogue["messages"]}
+        inputs = {"task": task, "rubric": rubric, "dialogue": dialogue}
         asked = [{"role": "user", "content": text}]
-        verdict = await asker.ask_object("judge", "verdict", asked, _SCHEMA, inputs=inputs)
+        verdict = await asker.ask_object("judge", "verdict", asked, _schema(len(rubric)), inputs=inputs)
         met = {point["point"] for point in verdict["points"] if point["met"]}
         is_good = verdict["blame"] == "nobody" and met >= set(range(len(rubric)))
         judged = {**record, "verdict": verdict, "exact": exact}
@@ -76,27 +87,48 @@ def exact_report(task: Task, dialogue: Mapping[str, Any]) -> GoalReport:
 
 
 def blamed(task: Task, dialogue: Mapping[str, Any], report: GoalReport) -> str:
-    """Who is to blame for what was not reached: a user who kept back what it knew, a lost answer, or else the agent."""
+    """Who is to blame for what was not reached, by the transcript, what the user knew, and the world.
+
+    A user is who left or kept back what it knew. A tool is where the same calls would have reached the goal in a world
+    whose tools all work. Else it is the agent.
+    """
     if report.solved:
         return "nobody"
-    left = dialogue["left"] or {"told": [], "calls": []}
     facts = {fact["text"] for fact in task.metadata[USER]["facts"]}
     said = " ".join(str(message.get("content")) for message in dialogue["messages"] if message["role"] == "user")
-    has_left = dialogue["messages"][-1]["role"] == "assistant" and dialogue["status"] == "finished"
-    if has_left and not all(fact in said for fact in facts) and report.goal < 1:
+    last = dialogue["messages"][-1]
+    has_left = last["role"] == "assistant" and dialogue["status"] == "finished"
+    is_asked = "?" in str(last.get("content"))
+    if has_left and not all(fact in said for fact in facts) and (report.goal < 1 or is_asked):
         return "user"
-    lost = [fate for _, _, fate, error in left["calls"] if fate == "timeout" and error]
-    return "tool" if lost and report.obeyed == 1 else "agent"
+    calls = dialogue["left"]["calls"] if dialogue["left"] else ()
+    if report.obeyed < 1:
+        return "agent"
+    if report.goal == 1:  # what the agent was to tell may stand in an answer that was lost
+        return "tool" if any(fate == "timeout" for _, _, fate, _ in calls) else "agent"
+    told = told_world(task)
+    right = replayed(spec_of(told["spec"]), told["state"], _meant(calls))
+    return "tool" if all(right.reached(task.metadata[EXPECTED]["goal"])) else "agent"
 
 
-def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The conversation as text, with the numbers of its turns."""
-    lines = []
-    for number, message in enumerate(messages):
-        calls = [
-            f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()
-        ]
-        content = message.get("content") or ""
-        text = content if isinstance(content, str) else json.dumps(content)
-        lines.append(f"[{number}] {message['role']}: {' '.join([text, *calls]).strip()}")
-    return "\n".join(lines)
+def _meant(calls: Sequence[Sequence[Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Calls for a world without failures: those that were not carried out, and said so, only after several tries.
+
+    Whoever does not repeat such a call has no tool to blame; after ``_TRIES`` the tool is at fault.
+    """
+    failed: Counter[str] = Counter()
+    meant = []
+    for name, arguments, fate, _ in calls:
+        call = json.dumps([name, arguments], sort_keys=True)
+        failed[call] += fate in NOTHING_DONE
+        if fate not in NOTHING_DONE or failed[call] == _TRIES:
+            meant.append((name, arguments))
+    return meant
+
+
+def evidence(point: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The agent's last turns in which an id, a number or a name of a point of the rubric stands."""
+    sought = set(_VALUES.findall(point))
+    turns = [(number, message) for number, message in enumerate(messages) if message["role"] == "assistant"]
+    found = [number for number, message in turns if sought & set(_VALUES.findall(transcript([message])))]
+    return found[-MOST_TURNS:]

@@ -19,6 +19,8 @@ MESSAGES: dict[str, str] = {
     "timeout": "no answer within the time limit; the call may have been carried out or not",
 }
 """What an agent sees in the place of an answer."""
+NOTHING_DONE = ("unavailable", "permission")
+"""Fates of calls that were not carried out, and say so."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,9 @@ class WorldVerifier(Verifier):
     An episode that was cut is judged by what it left where the task says so, see ``Task.judge_truncated``.
     """
 
-    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox) -> Reward:
+    spec = None
+
+    async def score(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Reward:
         """The reward of what an episode left.
 
         Raises:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import random
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from k2jax.tasks.worlds.bookings import Bookings
+from k2jax.tasks.worlds.counters import KINDS, Counters, invented
 from k2jax.tasks.worlds.ledger import Ledger
 from k2jax.tasks.worlds.parts import Wish, WorldPart
 from k2jax.tasks.worlds.tickets import Tickets
@@ -48,6 +49,9 @@ _QUALITIES = (
 )  # fmt: skip
 _PARTS = {"ledger": Ledger, "tickets": Tickets, "bookings": Bookings}
 MOST_WISHES = 3
+WorldSize = Literal["full", "small"]
+SMALL_TOOLS = 3
+"""Tools of a small world."""
 
 
 class GeneratedWorld(NamedTuple):
@@ -56,20 +60,25 @@ class GeneratedWorld(NamedTuple):
     Attributes:
         spec: the world.
         parts: that it is made of.
+        is_small: whether its users want one thing, say all of it at once, and leave at the first answer.
     """
 
     spec: WorldSpec
     parts: tuple[WorldPart, ...]
+    is_small: bool = False
 
 
-def generated_world(category: str, setting: str, number: int) -> GeneratedWorld:
+def generated_world(category: str, setting: str, number: int, size: WorldSize = "full") -> GeneratedWorld:
     """The world ``number`` of a setting: always the same.
 
     Args:
         category: of ``SETTINGS``, or another word.
         setting: such as ``city library``.
         number: of the world in its setting.
+        size: ``full`` has up to a dozen tools under words of the setting; ``small`` is of ``counters``.
     """
+    if size == "small":
+        return _small_world(category, setting, number)
     rng = random.Random(f"world {category} {setting} {number}")
     kinds = rng.sample(list(_PARTS), rng.choice((1, 2, 2)))
     quality = rng.choice(_QUALITIES)
@@ -98,6 +107,22 @@ def generated_world(category: str, setting: str, number: int) -> GeneratedWorld:
         "tools": [tool for part in parts for tool in part.tools],
     }
     return GeneratedWorld(read_world(values), parts)
+
+
+def _small_world(category: str, setting: str, number: int) -> GeneratedWorld:
+    rng = random.Random(f"small world {category} {setting} {number}")
+    kinds = rng.sample(KINDS, SMALL_TOOLS)
+    noun, *verbs = invented(rng, 1 + len(kinds))
+    part = Counters(noun, list(zip(kinds, verbs, strict=True)))
+    values = {
+        "name": f"{setting.replace(' ', '_')}_{number}",
+        "description": f"Numbers of a {setting} ({category}).",
+        "policy": "\n".join(part.rules),
+        "collections": part.collections,
+        "invariants": part.invariants,
+        "tools": part.tools,
+    }
+    return GeneratedWorld(read_world(values), (part,), is_small=True)
 
 
 def _merged(mappings: Any) -> dict[str, Any]:
@@ -130,7 +155,7 @@ def draw_task(world: GeneratedWorld, rng: random.Random, most_wishes: int = MOST
     state = _merged(part.rows(rng) for part in world.parts)
     wishes: list[Wish] = []
     used: set[str] = set()
-    for _ in range(rng.randint(1, most_wishes)):
+    for _ in range(rng.randint(1, 1 if world.is_small else most_wishes)):
         wish = rng.choice(world.parts).wish(rng, state, used)
         if wish is not None:
             wishes.append(wish)
@@ -143,7 +168,7 @@ def draw_task(world: GeneratedWorld, rng: random.Random, most_wishes: int = MOST
         opening=first.opening,
         persona=rng.choice(STYLES),
         facts=(*first.facts, *(one for wish, said in zip(others, later, strict=True) for one in (said, *wish.facts))),
-        patience=2 * len(facts) + 2 * len(wishes) + 4,
+        patience=0 if world.is_small else 2 * len(facts) + 2 * len(wishes) + 4,
     )
     expected = {
         "goal": [condition for wish in wishes for condition in wish.goal],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from k2jax.agents.toolsets.types import ToolError
 from k2jax.errors import UserError, abbreviate
-from k2jax.tasks.worlds.failures import MESSAGES, FailureRates, Fate, share
+from k2jax.tasks.worlds.failures import MESSAGES, NOTHING_DONE, FailureRates, Fate, share
 from k2jax.tasks.worlds.semantics import Scope, SemanticsError, State, answer, apply, holds
 from k2jax.tasks.worlds.world_spec import WorldSpec, is_of_type
 
@@ -86,7 +86,7 @@ class SimulatedWorld:
         fate = self._rates.draw(self._seed, number)
         changed: tuple[tuple[str, str], ...] = ()
         try:
-            if fate in ("unavailable", "permission"):
+            if fate in NOTHING_DONE:
                 raise ToolError(MESSAGES[fate])
             text = ""
             if fate != "timeout" or share(self._seed, number, "timeout") >= 0.5:  # of the others nothing is done
