@@ -1,0 +1,41 @@
+"""Sentences of a text, and the chunks of a long document that are rephrased one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import re
+
+_OPENING, _CLOSING = "\"'\u201c\u2018(\\[", "\"'\u201d\u2019)\\]"
+_CAPITAL = r"[^\W_a-z\u00df-\u00f6\u00f8-\u00ff]"
+_END = re.compile(rf"(?<=[.!?\u2026])[{_CLOSING}]*\s+(?=[{_OPENING}]*{_CAPITAL})|\n\s*\n")
+_ABBREVIATED = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|No|vs|etc|e\.g|i\.e|cf|Fig|Eq)|\b[A-Z])\.$")
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text in order. Initials and common abbreviations end none; a blank line does."""
+    parts, begin = [], 0
+    for end in _END.finditer(text):
+        if _ABBREVIATED.search(text[begin : end.start()]) and "\n" not in end[0]:
+            continue
+        parts.append(text[begin : end.end()].strip())
+        begin = end.end()
+    parts.append(text[begin:].strip())
+    return [part for part in parts if part]
+
+
+def chunked(sentences: Sequence[str], words: int) -> list[list[int]]:
+    """Groups of consecutive sentences by their numbers, each of about so many words; a longer sentence stands alone.
+
+    Groups are as equal as they can be, so that the last is no remainder.
+    """
+    lengths = [len(sentence.split()) for sentence in sentences]
+    total = sum(lengths)
+    groups, size, last = max(1, round(total / words)), 0, -1
+    found: list[list[int]] = []
+    for number, length in enumerate(lengths):
+        place = min(groups - 1, int((size + length / 2) * groups / max(1, total)))
+        if place > last:
+            found.append([])
+        found[-1].append(number)
+        last, size = place, size + length
+    return found
