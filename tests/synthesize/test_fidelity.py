@@ -184,13 +184,13 @@ def test_mathematics_keeps_its_equations_in_any_language():
     assert equations_of("Since a 3x = 15, -2 \u2212 x = (4 - 1).") == {"3x=15", "-2-x=(4-1)"}
 
 
-@pytest.mark.parametrize("text", ["(" * 50_000, "1 = " * 20_000, "A" * 100_000, "A b. " * 20_000, "two " * 30_000])
+@pytest.mark.parametrize("text", ["(" * 9000, "1 = " * 9000, "A" * 50_000, "A b. " * 3000, "two " * 9000])
 def test_what_a_model_writes_costs_no_more_than_its_length(text):
     import time
 
     began = time.process_time()
     infidelities("Ada Lindgren left in 1901.", text)
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 1.0
 
 
 def test_sentences_and_chunks_are_the_whole_text():
