@@ -12,8 +12,8 @@ programs, with which a run needs no model and takes a minute or two.
 
 The workdir gets what was kept at every stage, funnel.json and funnel.png, samples.html, manifest.json, and of tool use
 sft.jsonl (which python -m k2jax.train reads as kind=chat) and tasks.jsonl (which python -m k2jax.rl reads as
-dataset=worlds path=...), of rephrasing raw.jsonl and rephrasings/ (kind=jsonl). A command that was stopped or killed goes on when it is given again. With --replay the answers of another
-run are taken instead of asking models.
+dataset=worlds path=...), of rephrasing raw.jsonl and rephrasings/ (kind=jsonl). A command that was stopped or killed
+goes on when it is given again. With --replay the answers of another run are taken instead of asking models.
 """
 
 import asyncio

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from k2jax.synthesize.rephrase.chunks import chunked, sentences_of
+from k2jax.synthesize.rephrase.chunks import chunked
 from k2jax.synthesize.rephrase.fidelity import infidelities
-from k2jax.synthesize.rephrase.text_content import content_of, equations_of, plain_marks
+from k2jax.text.sentences import sentences_of
+from k2jax.text.text_content import content_of, equations_of, plain_marks
 
 SHIPS = ("Meridian", "Calypso", "Northwind", "Halcyon", "Petrel", "Sirocco", "Orion", "Albatross")
 PORTS = ("Lisbon", "Bergen", "Valparaiso", "Odessa", "Nagasaki", "Trieste", "Galveston", "Hobart")

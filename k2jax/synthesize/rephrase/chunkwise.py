@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k2jax.synthesize.asking import Asker
-from k2jax.synthesize.rephrase.chunks import chunked, sentences_of
+from k2jax.synthesize.rephrase.chunks import chunked
 from k2jax.synthesize.rephrase.fidelity import Infidelity, infidelities
 from k2jax.synthesize.rephrase.source_texts import KNOWLEDGE
 from k2jax.synthesize.stages import Made, Record
 from k2jax.synthesize.tool_use.tool_repository import Work
+from k2jax.text.sentences import sentences_of
 
 STYLES = (
     "an article of an encyclopedia",

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 import itertools
 from typing import NamedTuple
 
-from k2jax.synthesize.rephrase.chunks import sentences_of
-from k2jax.synthesize.rephrase.common_words import PRONOUNS
-from k2jax.synthesize.rephrase.text_content import TextContent, content_of, equations_of, plain_marks
+from k2jax.text.common_words import PRONOUNS
+from k2jax.text.sentences import sentences_of
+from k2jax.text.text_content import TextContent, content_of, equations_of, plain_marks
 
 KINDS = ("changed name", "changed number", "changed equation", "omission", "addition", "mixed up")
 

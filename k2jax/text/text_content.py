@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from k2jax.synthesize.rephrase.chunks import sentences_of
-from k2jax.synthesize.rephrase.common_words import COMMON_WORDS, FUNCTION_WORDS, NUMBER_WORDS
+from k2jax.text.common_words import COMMON_WORDS, FUNCTION_WORDS, NUMBER_WORDS
+from k2jax.text.sentences import sentences_of
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*|(?<=[-+*/(=])\d+(?:[.,]\d+)*|\d+(?=[a-z]\b)")
