@@ -15,7 +15,8 @@ _MATH = re.compile(r"\d+(?:\.\d+)?[a-z]?(?![^\W_])|(?<![^\W_])[a-z](?![^\W_])|[-
 _OPERAND = re.compile(r"[\da-z]")
 _SPELLED = re.compile(r"[a-z]+|[^\sa-z-]")
 _MARKS = str.maketrans("\u2019\u2018\u201c\u201d\u2013\u2014\u2212\u00b7\u00d7\u2022", "''\"\"---***")
-_STEM = 5
+STEM = 5
+"""Letters of a word by which it is compared."""
 
 
 class TextContent(NamedTuple):
@@ -69,7 +70,7 @@ def content_of(text: str) -> TextContent:
             if is_name:
                 names.add(word)
             elif small not in FUNCTION_WORDS and len(small) > 2:
-                words.add(small[:_STEM])
+                words.add(small[:STEM])
             at_beginning = _begins_again(sentence, match.end())
     digits = frozenset(map(_plain, _NUMBER.findall(text)))
     return TextContent(

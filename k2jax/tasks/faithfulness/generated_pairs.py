@@ -11,6 +11,7 @@ import random
 from typing import Any, NamedTuple
 
 from k2jax.tasks.faithfulness.topics import HELD_OUT, TOPICS, Relation
+from k2jax.text.common_words import COMMON_WORDS
 
 KINDS = ("name", "number", "mixed", "negated", "unsaid", "swapped", "relation")
 """A changed name or number; a value of something else in the source; the opposite; something of which the source says
@@ -18,7 +19,10 @@ nothing; two that have changed roles; another relation between the same."""
 _SENTENCES = (4, 8)
 _SYLLABLES = {
     "train": (("Ka", "Mo", "Re", "Ti", "Su", "Al", "Be", "No"), ("ran", "lia", "mund", "ster", "vik", "dora", "nell")),
-    "held_out": (("Zo", "Qua", "Fi", "Hu", "Pri", "Ysa", "Gwe", "Ul"), ("brock", "thea", "zar", "mont", "fried", "quin")),
+    "held_out": (
+        ("Zo", "Qua", "Fi", "Hu", "Pri", "Ysa", "Gwe", "Ul"),
+        ("brock", "thea", "zar", "mont", "fried", "quin"),
+    ),
 }
 
 
@@ -30,12 +34,14 @@ class ClaimPair(NamedTuple):
         claim: a sentence.
         supported: whether the source supports it.
         kind: of ``KINDS`` where it does not; else empty.
+        topic: of the source.
     """
 
     source: str
     claim: str
     supported: bool
     kind: str = ""
+    topic: str = ""
 
 
 class StatedFact(NamedTuple):
@@ -71,9 +77,10 @@ class ClaimDrawer:
         firsts, lasts = _SYLLABLES["held_out" if held_out else "train"]
         self._names = [first + last for first in firsts for last in lasts]
 
-    def source(self) -> tuple[list[StatedFact], str]:
-        """Facts of one topic, and the text that states them."""
-        rng, topic = self._rng, self._rng.choice(list(self._topics.values()))
+    def source(self) -> tuple[str, list[StatedFact], str]:
+        """A topic, facts of it, and the text that states them."""
+        rng, name = self._rng, self._rng.choice(list(self._topics))
+        topic = self._topics[name]
         pool = rng.sample(self._names, 12)
         facts: dict[tuple[str, str], StatedFact] = {}
         while len(facts) < rng.randint(*_SENTENCES):
@@ -81,18 +88,18 @@ class ClaimDrawer:
             fact = StatedFact(relation, self._values(relation, pool), rng.random() < 0.12)
             facts.setdefault((relation.name, fact.values["a"]), fact)
         stated = list(facts.values())
-        return stated, " ".join(fact.worded(0) for fact in stated)
+        return name, stated, " ".join(fact.worded(0) for fact in stated)
 
     def pair(self) -> ClaimPair:
         """A source with a claim, supported in half of the cases."""
         while True:
-            facts, source = self.source()
+            topic, facts, source = self.source()
             if self._rng.random() < 0.5:
-                return ClaimPair(source, self._claim([self._rng.choice(facts)], facts), True)
+                return ClaimPair(source, self._claim([self._rng.choice(facts)], facts), True, topic=topic)
             kind = self._rng.choice(KINDS)
             changed = self._changed(kind, self._rng.choice(facts), facts)
             if changed is not None:
-                return ClaimPair(source, self._claim([changed], facts), False, kind)
+                return ClaimPair(source, self._claim([changed], facts), False, kind, topic)
 
     def pairs(self, count: int) -> list[ClaimPair]:
         """So many."""
@@ -108,9 +115,8 @@ class ClaimDrawer:
         if self._rng.random() < 0.25:
             facts = [*facts, self._rng.choice(stated)]
             self._rng.shuffle(facts)
-        first, *others = (self.claim(fact) for fact in facts)
-        return " ".join([first, *(f"Besides, {other[0].lower()}{other[1:]}" if _is_opener(other) else other
-                                  for other in others)])  # fmt: skip
+        first, *others = (self.claim(fact).rstrip(".") for fact in facts)
+        return ", and ".join([first, *map(_continued, others)]) + "."
 
     def _changed(self, kind: str, fact: StatedFact, facts: Sequence[StatedFact]) -> StatedFact | None:
         """The fact made unsupported; None where it cannot be."""
@@ -158,6 +164,6 @@ class ClaimDrawer:
         return {slot: values[slot] for slot in relation.slots}
 
 
-def _is_opener(text: str) -> bool:
-    """Whether a sentence begins with a word that has its capital for that reason alone."""
-    return text.split()[0].lower() in ("the", "it", "in", "a", "some", "for", "no", "nobody", "from", "under")
+def _continued(text: str) -> str:
+    """A clause behind another one: a word that has its capital for its place alone loses it."""
+    return text[0].lower() + text[1:] if text.split()[0].lower() in COMMON_WORDS else text

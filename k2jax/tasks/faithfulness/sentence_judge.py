@@ -1,4 +1,4 @@
-"""The judge: a logistic regression on the evidence and its products, and what it says of an answer sentence by sentence.
+"""The judge: a logistic regression on the evidence and its products, and what it says of the sentences of an answer.
 
 It is small on purpose. A verdict costs a fraction of a millisecond in the process of the verifier, needs no server, is
 the same on every machine, and can be read: each weight belongs to a measure with a name.
@@ -18,7 +18,7 @@ import numpy as np
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.files.bounded_json import parse_bounded_json
-from k2jax.tasks.faithfulness.evidence import FEATURES, claims_of, evidence, sentences_evidence
+from k2jax.tasks.faithfulness.evidence import FEATURES, SentenceEvidence, claims_of, evidence, sentences_evidence
 
 FILE = "judge.json"
 VERSION = 1
@@ -62,13 +62,18 @@ class SentenceJudge(NamedTuple):
 
     def verdicts(self, source: str, answer: str) -> list[SentenceVerdict]:
         """What it says of every sentence of an answer that claims something."""
-        claims = claims_of(answer)
-        if not claims:
-            return []
         found = sentences_evidence(source)
-        features = np.array([evidence(found, claim) for _, claim in claims])
-        said = self.probabilities(features)
-        return [SentenceVerdict(text, float(one)) for (text, _), one in zip(claims, said, strict=True)]
+        return [SentenceVerdict(text, self.supported(found, clauses)) for text, clauses in claims_of(answer)]
+
+    def supported(self, source: Sequence[SentenceEvidence], clauses: Sequence[SentenceEvidence]) -> float:
+        """The probability of a sentence: the least of its clauses.
+
+        Args:
+            source: of ``sentences_evidence``.
+            clauses: of ``claims_of``.
+        """
+        features = np.array([evidence(source, clause) for clause in clauses])
+        return float(self.probabilities(features).min())
 
     def save(self, folder: Path) -> None:
         """Writes ``judge.json``."""
@@ -99,9 +104,14 @@ def fitted(features: np.ndarray, labels: np.ndarray) -> SentenceJudge:
     return SentenceJudge(_newton(judge_inputs(features), labels.astype(float), _PENALTY))
 
 
-def calibrated(judge: SentenceJudge, features: np.ndarray, labels: np.ndarray) -> SentenceJudge:
-    """The judge with Platt's slope and offset, from claims on which it was not trained; arguments as of ``fitted``."""
-    scores = judge.scores(features)
+def calibrated(judge: SentenceJudge, scores: np.ndarray, labels: np.ndarray) -> SentenceJudge:
+    """The judge with Platt's slope and offset.
+
+    Args:
+        judge: to calibrate.
+        scores: of claims by judges that were not trained on them, float64 ``[claims]``.
+        labels: of these claims, bool ``[claims]``.
+    """
     right = labels.sum()
     targets = np.where(labels, (right + 1) / (right + 2), 1 / (len(labels) - right + 2))  # Platt (1999)
     slope, offset = _newton(np.stack([scores, np.ones_like(scores)], axis=1), targets, 1e-6)
@@ -135,10 +145,19 @@ def load_judge(folder: str) -> SentenceJudge:
     return judge
 
 
-def features_of(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """The features of claims, whose sentences are the worst of each: float64 ``[claims, len(FEATURES)]``.
+def _newton(inputs: np.ndarray, targets: np.ndarray, penalty: float) -> np.ndarray:
+    """Weights of a logistic regression; the first one is penalised as all others are."""
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(_ROUNDS):
+        said = _sigmoid(inputs @ weights)
+        slope = inputs.T @ (said - targets) + penalty * weights
+        curvature = (inputs * (said * (1 - said))[:, None]).T @ inputs + penalty * np.eye(len(weights))
+        step = np.linalg.solve(curvature, slope)
+        weights -= step
+        if np.abs(step).max() < 1e-9:
+            break
+    return weights
 
-    Args:
-        pairs: sources and claims.
-    """
-    return np.array([evidence(sentences_evidence(source), _joined(claim)) for source, claim in pairs])
+
+def _sigmoid(scores: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * scores))
