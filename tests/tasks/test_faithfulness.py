@@ -95,6 +95,7 @@ def test_the_calibration_error_is_zero_for_shares_and_their_distance_otherwise()
     assert expected_calibration_error(calibration_bins(said, labels)) == 0
     assert expected_calibration_error(calibration_bins(np.clip(said + 0.1, 0, 1), labels)) == pytest.approx(0.1)
     assert expected_calibration_error(calibration_bins(np.ones(4), np.ones(4, bool))) == 0
+    assert expected_calibration_error(calibration_bins(np.array([0.2, 0.8]), np.array([True, False]))) == 0.8
 
 
 def test_weights_have_the_greatest_penalised_likelihood():
@@ -153,6 +154,8 @@ def test_an_answer_earns_its_share_of_supported_sentences(made):
     assert faithfulness(task(made[0]), good) == Reward(1.0, {"faithful": 1.0, "complete": 1.0}, {"unsupported": []})
     assert faithfulness(task(made[0]), "Ada Lindgren has a staff of 40.").value == 0.0  # true, and no answer
     assert faithfulness(task(made[0], expected=[]), "Ada Lindgren has a staff of 40.").value == 1.0
+    long = faithfulness(task(made[0]), f"{good} " * (LONGEST // len(good)))
+    assert long.value == 0.0 and long.info["too_long"] > LONGEST
     for nothing in ("", "Well.", "?", "I do."):
         assert faithfulness(task(made[0], expected=[]), nothing).value == 0.0
 
@@ -169,6 +172,8 @@ def test_whatever_an_agent_writes_is_judged_soon(made, text):
 def test_tasks_are_solved_by_their_oracle(made, tmp_path):
     tasks = load_tasks("faithfulness", (f"judge={made[0]}", "count=20"), "train")
     assert {faithfulness(one, oracle(one, ())["content"]).value for one in tasks} == {1.0}
+    held_out = load_tasks("faithfulness", (f"judge={made[0]}", "count=20"), "test")
+    assert not {one.domain for one in tasks} & {one.domain for one in held_out}
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps({"context": SOURCE, "question": "Who was hired?", "expected": ["Hugo"]}) + "\n")
     [read] = load_tasks("faithfulness", (f"judge={made[0]}", f"path={path}"), "all")
@@ -192,7 +197,8 @@ def test_what_is_no_judge_is_refused_in_one_line(made, tmp_path, change):
 
 
 def test_the_command_learns_from_pairs_of_a_file(tmp_path, capsys):
-    pairs = ClaimDrawer(5).pairs(300)
+    drawn = ClaimDrawer(5).pairs(150)
+    pairs = [*drawn, *(pair._replace(claim=f"Indeed, {pair.claim}") for pair in drawn)]
     path = tmp_path / "pairs.jsonl"
     path.write_text(
         "".join(json.dumps({"source": p.source, "claim": p.claim, "supported": p.supported}) + "\n" for p in pairs)

@@ -92,9 +92,10 @@ class ClaimDrawer:
 
     def pair(self) -> ClaimPair:
         """A source with a claim, supported in half of the cases."""
+        is_supported = self._rng.random() < 0.5
         while True:
             topic, facts, source = self.source()
-            if self._rng.random() < 0.5:
+            if is_supported:
                 return ClaimPair(source, self._claim([self._rng.choice(facts)], facts), True, topic=topic)
             kind = self._rng.choice(KINDS)
             changed = self._changed(kind, self._rng.choice(facts), facts)
