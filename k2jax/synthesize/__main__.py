@@ -1,18 +1,19 @@
-r"""Makes data that agents learn from: tools, agents, tasks with simulated users and worlds, dialogues, and verdicts.
+r"""Makes data: tools, agents, tasks with simulated users and worlds, dialogues and verdicts; or rephrasings of texts.
 
 Example:
     python -m k2jax.synthesize --config=experiments/synthesis/tool_use.py --workdir=runs/tool-use
     python -m k2jax.synthesize --config=experiments/synthesis/tool_use.py --workdir=runs/tool-use-k2 \
         --config.tool_use.tasks=50
+    python -m k2jax.synthesize --config=experiments/synthesis/rephrase.py --workdir=runs/rephrase
 
 A model is asked for what has to be written, acted and judged: name a server with OpenAI's chat completions for a role
 (writer, agent, user, judge) in the config's ``models``; $OPENAI_API_KEY is sent to it. Other roles are played by
 programs, with which a run needs no model and takes a minute or two.
 
-The workdir gets what was kept at every stage, funnel.json and funnel.png, samples.html, sft.jsonl (which
-python -m k2jax.train reads as kind=chat), tasks.jsonl (which python -m k2jax.rl reads as dataset=worlds path=...) and
-manifest.json. A command that was stopped or killed goes on when it is given again. With --replay the answers of another
-run are taken instead of asking models.
+The workdir gets what was kept at every stage, funnel.json and funnel.png, samples.html, manifest.json, and of tool use
+sft.jsonl (which python -m k2jax.train reads as kind=chat) and tasks.jsonl (which python -m k2jax.rl reads as
+dataset=worlds path=...), of rephrasing raw.jsonl and rephrasings/ (kind=jsonl). A command that was stopped or killed
+goes on when it is given again. With --replay the answers of another run are taken instead of asking models.
 """
 
 import asyncio

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from k2jax.synthesize.kept_results import StageResult
 from k2jax.synthesize.questions import AskedModel
+from k2jax.synthesize.rephrase.rephrase_stages import rephrase_records, rephrase_stages
+from k2jax.synthesize.rephrase.rephrased_files import export_rephrasings
+from k2jax.synthesize.rephrase.wording_programs import rephrase_programs
 from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import Record, SynthesisStage
 from k2jax.synthesize.tool_use.exports import export_tool_use
@@ -32,5 +35,8 @@ class PipelineParts(NamedTuple):
     export: Callable[[Path, Mapping[str, Sequence[StageResult]]], Mapping[str, Any]]
 
 
-PIPELINES = {"tool_use": PipelineParts(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use)}
+PIPELINES = {
+    "tool_use": PipelineParts(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use),
+    "rephrase": PipelineParts(rephrase_stages, rephrase_records, rephrase_programs, export_rephrasings),
+}
 """By the names that a config has."""

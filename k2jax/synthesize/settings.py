@@ -51,13 +51,29 @@ class ToolUseConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RephraseConfig:
+    """Sizes of the pipeline ``rephrase``."""
+
+    path: str = ""  #: of the texts: a file or folder of .jsonl, .txt, .md; empty draws an exact world of facts
+    documents: PositiveInt = 100  #: that are rephrased: of the path at most so many, or of the exact world
+    people: PositiveInt = 2  #: of whom a document of the exact world tells
+    problems: NonNegativeInt = 20  #: worked problems of the exact world, beside its documents
+    rephrasings: PositiveInt = 10  #: of each document
+    chunk_words: PositiveInt = 40  #: about how many words of a source are rephrased at a time
+    context_words: NonNegativeInt = 200  #: of what has been written that the writer is shown
+    infidelities: Share = 0.1  #: share of chunks in which the program that plays the writer changes something
+    near: Share = 0.97  #: cosine similarity of words from which a rephrasing is a copy of its source or of another
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SynthesisConfig:
     """A synthesis."""
 
-    pipeline: Literal["tool_use"] = "tool_use"  #: which one
+    pipeline: Literal["tool_use", "rephrase"] = "tool_use"  #: which one
     seed: NonNegativeInt = 0  #: of all that is drawn
     models: Mapping[str, AskedModelConfig] = dataclasses.field(default_factory=dict)  #: by role; others are programs
     tool_use: ToolUseConfig = ToolUseConfig()  #: sizes of the pipeline of that name
+    rephrase: RephraseConfig = RephraseConfig()  #: sizes of the pipeline of that name
 
 
 def synthesis(**fields: Any) -> ConfigDict:
@@ -81,6 +97,9 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
     """
     values = read_group(SynthesisConfig, config, "")
     check_fields(values)
+    for name, unchanged in (("tool_use", ToolUseConfig()), ("rephrase", RephraseConfig())):
+        if name != values.pipeline and getattr(values, name) != unchanged:
+            raise UserError(f"config.{name} has no meaning for the pipeline {values.pipeline!r}; leave it as it is")
     for role, model in values.models.items():
         if bool(model.url) != bool(model.name):
             raise UserError(f"config.models.{role} needs both url and name, or neither")

@@ -13,6 +13,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "code": "k2jax.tasks.code.dataset:CodeTasks",
         "commands": "k2jax.tasks.commands.dataset:CommandTasks",
         "expressions": "k2jax.tasks.expressions.dataset:ExpressionTasks",
+        "faithfulness": "k2jax.tasks.faithfulness.dataset:FaithfulnessTasks",
         "file_answers": "k2jax.tasks.file_answers.dataset:FileAnswers",
         "harbor": "k2jax.tasks.harbor.dataset:HarborTasks",
         "human_eval": "k2jax.tasks.code.human_eval:HumanEvalTasks",
@@ -42,6 +43,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "characters": "k2jax.tasks.oracles:worked_out",
         "commands": "k2jax.tasks.commands.dataset:oracle",
         "expressions": "k2jax.tasks.expressions.dataset:oracle",
+        "faithfulness": "k2jax.tasks.faithfulness.dataset:oracle",
         "harbor": "k2jax.tasks.oracles:container_solutions",
         "human_eval": "k2jax.tasks.oracles:canonical_program",
         "ifbench": "k2jax.tasks.ifbench.oracle:ifbench_answer",
@@ -85,6 +87,7 @@ CATALOG: dict[str, dict[str, str]] = {
     },
     "k2jax.verifiers": {
         "answer_line": "k2jax.tasks.answer_line:answer_line",
+        "faithfulness": "k2jax.tasks.faithfulness.verifier:faithfulness",
         "file_answers": "k2jax.tasks.file_answers.dataset:FilesAsExpected",
         "final_answer": "k2jax.tasks.characters.dataset:final_answer",
         "harbor": "k2jax.tasks.harbor.verifier:HarborVerifier",

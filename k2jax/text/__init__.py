@@ -5,7 +5,8 @@ In reading order: ``tokenizer``, ``added_tokens``, ``rank_file``, ``gguf_vocabul
 then the formats ``plain_chat``, ``compact_chat``, ``chatml``, ``hermes_chat`` and ``qwen_chat``, ``llama_chat``,
 ``kimi_chat`` and ``thinking_chat`` with ``tool_types`` over ``common_chat``; ``answers`` (answers as they arrive) with
 the parsers ``tool_calls``, ``hermes_calls`` and ``llama_calls`` over ``json_calls``, ``special_token_scanner`` and
-``streaming``; ``media`` and ``media_reading`` (images in messages).
+``streaming``; ``media`` and ``media_reading`` (images in messages); ``sentences``, ``common_words`` and
+``text_content`` (names, numbers and equations of a text).
 """
 
 from k2jax.text.chat import ChatBuilder, ChatFormat, chat_format, configured_chat, render_history
