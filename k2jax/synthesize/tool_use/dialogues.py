@@ -10,8 +10,8 @@ from k2jax.agents.scaffolds.scripted import play
 from k2jax.agents.task import Task
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import DroppedError, Made, Record
-from k2jax.synthesize.tool_use.tool_repository import Work
 from k2jax.synthesize.tool_use.world_tasks import draft_of
+from k2jax.synthesize.tools.domain_worlds import Work
 from k2jax.tasks.worlds.dataset import world_task
 from k2jax.tasks.worlds.dialogue import WorldEnvironment
 from k2jax.tasks.worlds.failures import FailureRates

@@ -16,9 +16,9 @@ from k2jax.errors import UserError
 from k2jax.synthesize.questions import AskedModel, ModelQuestion, ProgramModel
 from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import seed_of
-from k2jax.synthesize.tool_use.tool_repository import MOST_DOMAINS
+from k2jax.synthesize.tools.evolution_program import number_of, written_repository
 from k2jax.tasks.worlds.dataset import solve
-from k2jax.tasks.worlds.grammar import SETTINGS, draw_task, generated_world
+from k2jax.tasks.worlds.grammar import draw_task, generated_world
 
 _TRIES = 40
 MISTAKES = ("skips a call", "changes an argument", "tells nothing", "stops at once")
@@ -41,26 +41,17 @@ def _as_json(value: Any) -> dict[str, str]:
 def _written(question: ModelQuestion, seed: int) -> Any:
     """What the writer answers."""
     inputs = question.inputs
-    if question.purpose == "domains":
-        names = SETTINGS[inputs["category"]]
-        first = inputs["round"] * MOST_DOMAINS
-        places = [first + number for number in range(inputs["count"])]
-        return {"domains": [{"setting": names[p % len(names)], "about": f"number {p // len(names)}"} for p in places]}
-    if question.purpose == "world":
-        number = int(inputs["about"].removeprefix("number ")) + 1000 * seed
-        return {"world": generated_world(inputs["category"], inputs["setting"], number).spec.to_json()}
     if question.purpose == "agent":
         tools = [tool["name"] for tool in inputs["world"]["tools"]]
         system = f"You are {inputs['persona']} at a service desk. {inputs['autonomy']}"
         return {"system": f"{system} {inputs['world']['description']}", "tools": tools}
     if question.purpose == "task":
         return _written_task(inputs, seed)
-    raise UserError(f"the program that plays the writer knows no {question.purpose}")
+    return written_repository(question, seed)
 
 
 def _written_task(inputs: Mapping[str, Any], seed: int) -> Any:
-    number = int(inputs["about"].removeprefix("number ")) + 1000 * seed
-    world = generated_world(inputs["category"], inputs["setting"], number)
+    world = generated_world(inputs["category"], inputs["setting"], number_of(inputs, seed))
     rng = random.Random(seed_of(seed, inputs["name"], inputs["number"]))
     for _ in range(_TRIES):
         draft = draw_task(world, rng, inputs["wishes"])
