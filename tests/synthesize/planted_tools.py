@@ -157,7 +157,8 @@ def hard_negative(tool: Mapping, rng: random.Random) -> dict | None:
     if '"plus"' in json.dumps(made["effects"]) or '"minus"' in json.dumps(made["effects"]):
         ways.append("sign")
     guards = [required for required in made["requires"] if "exists" not in required["condition"]]
-    ways += ["unguarded", "negated"] if guards else []
+    is_refined = re.search("_with_(least|most)_|_expecting_", made["name"])  # of which the guard is all there is to it
+    ways += ["negated", *([] if is_refined else ["unguarded"])] if guards else []
     ways += ["deletes"] if made["effects"] and "set" in made["effects"][0] else []
     ways += ["constant"] if made["effects"] and isinstance(made["effects"][0].get("set", [0])[-1], str) else []
     if not ways:

@@ -13,7 +13,7 @@ import numpy as np
 
 from k2jax.synthesize.sentence_vectors import SentenceEncoder, encoder_folder
 from k2jax.synthesize.stages import Made, Record
-from k2jax.synthesize.tools.tool_forms import form_of, schema_kinds
+from k2jax.synthesize.tools.tool_forms import field_roles, form_of, schema_kinds
 from k2jax.synthesize.tools.tool_objects import ToolWords, WordMeanings, without_common
 
 WIDTH = 512
@@ -110,12 +110,20 @@ def duplicate_tools(tools: Sequence[Mapping[str, Any]], near: float, encoder: st
         objects = without_common(of_form)
         for place, candidates in enumerate(earlier_candidates(objects, meanings)):
             for other in candidates:
-                if meanings.same(objects[place], of_form[other].said, objects[other], of_form[place].said):
+                if meanings.same(
+                    objects[place], of_form[other].said, objects[other], of_form[place].said
+                ) and not _are_swapped(tools[places[place]], tools[places[other]]):
                     found[places[place]] = places[other]
                     break
     for place, other in _opaque_duplicates(tools, near, encoder):
         found[place] = other
     return found
+
+
+def _are_swapped(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether a field has another part: what sets a price where a weight is small is no copy of the other way round."""
+    roles, others = field_roles(first), field_roles(second)
+    return any(role != others[name] for name, role in roles.items() if name in others)
 
 
 def earlier_candidates(objects: Sequence[frozenset[str]], meanings: WordMeanings) -> Iterator[list[int]]:

@@ -39,16 +39,34 @@ def form_of(tool: Mapping[str, Any]) -> str:
     if "schema" in tool:
         return json.dumps(["schema", schema_kinds(tool)])
     statements = _statements(tool)
-    colours = {name: f"{name.kind} {_kind_of(tool, name)}" for name in _names(statements)}
+    colours = _told_apart(tool, statements, 0)
     if _has_ties(statements, colours):
-        for _ in range(_ROUNDS):
-            colours = {name: _colour(name, statements, colours) for name in colours}
+        colours = _told_apart(tool, statements, _ROUNDS)
     ordered = _ordered(statements, colours)
     numbers: dict[_Name, int] = {}
     for name in _names(ordered):
         numbers.setdefault(name, len(numbers))
     kinds = [_kind_of(tool, name) for name in numbers if name.kind == "argument"]
     return json.dumps([kinds, _text(ordered, lambda name: f"#{numbers[name]}", lambda texts: texts)])
+
+
+def field_roles(tool: Mapping[str, Any]) -> dict[str, str]:
+    """What each field of a tool's semantics is there for, as a text that is equal in tools of one form.
+
+    Args:
+        tool: of ``WorldSpec``.
+    """
+    statements = _statements(tool)
+    colours = _told_apart(tool, statements, _ROUNDS)
+    return {name.called.partition(".")[2]: colour for name, colour in colours.items() if name.kind == "field"}
+
+
+def _told_apart(tool: Mapping[str, Any], statements: tuple[Any, ...], rounds: int) -> dict[_Name, str]:
+    """The names of semantics with texts that say where each one stands among the others."""
+    colours = {name: f"{name.kind} {_kind_of(tool, name)}" for name in _names(statements)}
+    for _ in range(rounds):
+        colours = {name: _colour(name, statements, colours) for name in colours}
+    return colours
 
 
 def schema_kinds(tool: Mapping[str, Any]) -> list[list[Any]]:

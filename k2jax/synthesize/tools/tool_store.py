@@ -206,7 +206,7 @@ class ToolRepository:
         return [entries[place] for place in sorted(chosen)]
 
     def worlds(self) -> list[dict[str, Any]]:
-        """``{"name", "category", "setting", "about", "world"}`` of the domains that can be simulated, with their tools."""
+        """The domains that can be simulated, as records of the stage ``worlds`` with all of their tools."""
         found = []
         for line in (self._folder / DOMAINS).read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
