@@ -105,7 +105,7 @@ class Synthesis:
                     self._show(counts, shown, seconds)
                     raise UserError(f"the stage {stage.name} kept nothing; {self._folder / SAMPLES} shows why")
         self._show(counts, shown, seconds)
-        manifest = pipeline.export(self._folder, {stage.name: results for stage, results in shown})
+        manifest = pipeline.export(self._folder, self._config, {stage.name: results for stage, results in shown})
         write_atomic(self._folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return counts
 

@@ -16,6 +16,12 @@ from k2jax.synthesize.stages import Record, SynthesisStage
 from k2jax.synthesize.tool_use.exports import export_tool_use
 from k2jax.synthesize.tool_use.pipeline import tool_use_records, tool_use_stages
 from k2jax.synthesize.tool_use.programs import tool_use_programs
+from k2jax.synthesize.tools.repository_pipeline import (
+    export_repository,
+    repository_programs,
+    repository_records,
+    repository_stages,
+)
 
 
 class PipelineParts(NamedTuple):
@@ -32,11 +38,12 @@ class PipelineParts(NamedTuple):
     stages: Callable[[SynthesisConfig], list[SynthesisStage]]
     first_records: Callable[[SynthesisConfig], list[Record]]
     programs: Callable[[SynthesisConfig], Mapping[str, AskedModel]]
-    export: Callable[[Path, Mapping[str, Sequence[StageResult]]], Mapping[str, Any]]
+    export: Callable[[Path, SynthesisConfig, Mapping[str, Sequence[StageResult]]], Mapping[str, Any]]
 
 
 PIPELINES = {
     "tool_use": PipelineParts(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use),
     "rephrase": PipelineParts(rephrase_stages, rephrase_records, rephrase_programs, export_rephrasings),
+    "tools": PipelineParts(repository_stages, repository_records, repository_programs, export_repository),
 }
 """By the names that a config has."""

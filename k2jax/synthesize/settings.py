@@ -36,6 +36,7 @@ class ToolUseConfig:
     """Sizes of the pipeline ``tool_use``."""
 
     tools: PositiveInt = 200  #: about how many tools there are, over all domains
+    repository: str = ""  #: folder of a stored repository, whose domains are taken; empty makes new ones
     agents: PositiveInt = 100  #: prompts with a set of tools
     tasks: PositiveInt = 500  #: tasks, over all agents
     wishes: PositiveInt = 3  #: most wishes of a user
@@ -47,7 +48,19 @@ class ToolUseConfig:
     tool_faults: Share = 0.0  #: share in which a tool of the solution does nothing or always fails
     judge_mistakes: Share = 0.0  #: share of the verdicts of the program that plays the judge that are turned round
     encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
-    near: Share = 0.92  #: cosine similarity from which two tools or agents are compared as duplicates
+    near: Share = 0.92  #: cosine similarity from which the prompts of two agents of one world are duplicates
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepositoryConfig:
+    """Sizes of the pipeline ``tools``."""
+
+    tools: PositiveInt = 20_000  #: about how many tools there are, over all domains
+    domain_tools: PositiveInt = 48  #: about how many a domain has in the end
+    rounds: PositiveInt = 3  #: of evolution
+    mcp: str = ""  #: file mcp.json with servers whose tools are read; empty for none
+    encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
+    near: Share = 0.92  #: cosine similarity from which tools of servers are duplicates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,10 +82,11 @@ class RephraseConfig:
 class SynthesisConfig:
     """A synthesis."""
 
-    pipeline: Literal["tool_use", "rephrase"] = "tool_use"  #: which one
+    pipeline: Literal["tool_use", "tools", "rephrase"] = "tool_use"  #: which one
     seed: NonNegativeInt = 0  #: of all that is drawn
     models: Mapping[str, AskedModelConfig] = dataclasses.field(default_factory=dict)  #: by role; others are programs
     tool_use: ToolUseConfig = ToolUseConfig()  #: sizes of the pipeline of that name
+    repository: RepositoryConfig = RepositoryConfig()  #: sizes of the pipeline tools
     rephrase: RephraseConfig = RephraseConfig()  #: sizes of the pipeline of that name
 
 

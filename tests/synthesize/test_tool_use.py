@@ -16,8 +16,9 @@ from k2jax.agents.environment import OUTCOME
 from k2jax.agents.scaffolds.scripted import called, play, said
 from k2jax.errors import UserError
 from k2jax.synthesize.sentence_vectors import SentenceEncoder
-from k2jax.synthesize.tool_use.near_duplicates import distinct_worlds, duplicate_tools, form_of
 from k2jax.synthesize.tool_use.trajectory_judge import blamed, exact_report, transcript
+from k2jax.synthesize.tools.near_duplicates import distinct_worlds, duplicate_tools
+from k2jax.synthesize.tools.tool_forms import form_of
 from k2jax.tasks.worlds.dataset import solve, world_task
 from k2jax.tasks.worlds.dialogue import USER, WorldEnvironment
 from k2jax.tasks.worlds.failures import FailureRates

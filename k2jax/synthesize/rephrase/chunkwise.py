@@ -15,7 +15,7 @@ from k2jax.synthesize.rephrase.chunks import chunked
 from k2jax.synthesize.rephrase.fidelity import Infidelity, infidelities
 from k2jax.synthesize.rephrase.source_texts import KNOWLEDGE
 from k2jax.synthesize.stages import Made, Record
-from k2jax.synthesize.tool_use.tool_repository import Work
+from k2jax.synthesize.tools.domain_worlds import Work
 from k2jax.text.sentences import sentences_of
 
 STYLES = (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.rephrase.chunkwise import source_part
 from k2jax.synthesize.stages import Made, Record
-from k2jax.synthesize.tool_use.near_duplicates import nearest_earlier, text_vectors
-from k2jax.synthesize.tool_use.tool_repository import Work
+from k2jax.synthesize.tools.domain_worlds import Work
+from k2jax.synthesize.tools.near_duplicates import nearest_earlier, text_vectors
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _SCHEMA = {

@@ -11,16 +11,20 @@ from k2jax.files.atomic import write_json_lines
 from k2jax.synthesize.kept_results import StageResult
 from k2jax.synthesize.rephrase.fact_world import questions_of
 from k2jax.synthesize.rephrase.fidelity_judge import rephrased_text
+from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import Record
 
 FOLDER = "rephrasings"
 
 
-def export_rephrasings(folder: Path, results: Mapping[str, Sequence[StageResult]]) -> dict[str, Any]:
+def export_rephrasings(
+    folder: Path, config: SynthesisConfig, results: Mapping[str, Sequence[StageResult]]
+) -> dict[str, Any]:
     """Writes ``raw.jsonl``, ``rephrasings/NN.jsonl`` and, where facts are known, ``questions.jsonl``.
 
     Args:
         folder: of the run.
+        config: of the run.
         results: of all stages by name.
 
     Returns:

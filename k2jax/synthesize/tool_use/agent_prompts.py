@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import Made, Record
-from k2jax.synthesize.tool_use.tool_repository import Work
+from k2jax.synthesize.tools.domain_worlds import Work
 
 PERSONAS = (
     "a patient clerk",

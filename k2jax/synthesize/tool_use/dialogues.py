@@ -16,8 +16,8 @@ from k2jax.synthesize.tool_use.planted_faults import (
     planted_fault,
     with_broken_tool,
 )
-from k2jax.synthesize.tool_use.tool_repository import Work
 from k2jax.synthesize.tool_use.world_tasks import draft_of
+from k2jax.synthesize.tools.domain_worlds import Work
 from k2jax.tasks.worlds.dataset import world_task
 from k2jax.tasks.worlds.dialogue import WorldEnvironment
 from k2jax.tasks.worlds.failures import FailureRates

@@ -8,19 +8,23 @@ from typing import Any
 
 from k2jax.files.atomic import write_atomic, write_json_lines
 from k2jax.synthesize.kept_results import StageResult
+from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import Record
 from k2jax.synthesize.tool_use.trajectory_judge import BLAMED
 
 _PLANTED = ("agent", "user", "tool")
 
 
-def export_tool_use(folder: Path, results: Mapping[str, Sequence[StageResult]]) -> dict[str, Any]:
+def export_tool_use(
+    folder: Path, config: SynthesisConfig, results: Mapping[str, Sequence[StageResult]]
+) -> dict[str, Any]:
     """Writes ``sft.jsonl``, ``unfiltered.jsonl`` and ``tasks.jsonl`` into a run's folder.
 
     The tasks are those of all dialogues: they can be solved, whatever the agent made of them.
 
     Args:
         folder: of the run.
+        config: of the run.
         results: of all stages by name.
 
     Returns:

@@ -19,12 +19,12 @@ from k2jax.synthesize.questions import AskedModel, ModelQuestion, ProgramModel
 from k2jax.synthesize.settings import SynthesisConfig, ToolUseConfig
 from k2jax.synthesize.stages import seed_of
 from k2jax.synthesize.tool_use.planted_faults import FaultRates, mistake_of, planted_fault
-from k2jax.synthesize.tool_use.tool_repository import MOST_DOMAINS
 from k2jax.synthesize.tool_use.trajectory_judge import blamed, evidence, exact_report
+from k2jax.synthesize.tools.evolution_program import number_of, written_repository
 from k2jax.tasks.worlds.dataset import solve
 from k2jax.tasks.worlds.dialogue import USER
 from k2jax.tasks.worlds.goals import EXPECTED
-from k2jax.tasks.worlds.grammar import SETTINGS, WorldSize, draw_task, generated_world
+from k2jax.tasks.worlds.grammar import GeneratedWorld, WorldSize, draw_task, generated_world
 from k2jax.tasks.worlds.world_spec import changes_state
 from k2jax.tasks.worlds.world_tools import WORLD, spec_of
 
@@ -56,14 +56,8 @@ def _as_json(value: Any) -> dict[str, str]:
 def _written(question: ModelQuestion, seed: int, size: WorldSize) -> Any:
     """What the writer answers."""
     inputs = question.inputs
-    if question.purpose == "domains":
-        names = SETTINGS[inputs["category"]]
-        first = inputs["round"] * MOST_DOMAINS
-        places = [first + number for number in range(inputs["count"])]
-        return {"domains": [{"setting": names[p % len(names)], "about": f"number {p // len(names)}"} for p in places]}
-    if question.purpose == "world":
-        number = int(inputs["about"].removeprefix("number ")) + 1000 * seed
-        return {"world": generated_world(inputs["category"], inputs["setting"], number, size).spec.to_json()}
+    if question.purpose == "world" and size == "small":
+        return {"world": _world_of(inputs, seed, size).spec.to_json()}
     if question.purpose == "agent" and size == "small":
         return {"system": "", "tools": [tool["name"] for tool in inputs["world"]["tools"]]}
     if question.purpose == "agent":
@@ -72,12 +66,15 @@ def _written(question: ModelQuestion, seed: int, size: WorldSize) -> Any:
         return {"system": f"{system} {inputs['world']['description']}", "tools": tools}
     if question.purpose == "task":
         return _written_task(inputs, seed, size)
-    raise UserError(f"the program that plays the writer knows no {question.purpose}")
+    return written_repository(question, seed)
+
+
+def _world_of(record: Mapping[str, Any], seed: int, size: WorldSize) -> GeneratedWorld:
+    return generated_world(record["category"], record["setting"], number_of(record, seed), size)
 
 
 def _written_task(inputs: Mapping[str, Any], seed: int, size: WorldSize) -> Any:
-    number = int(inputs["about"].removeprefix("number ")) + 1000 * seed
-    world = generated_world(inputs["category"], inputs["setting"], number, size)
+    world = _world_of(inputs, seed, size)
     rng = random.Random(seed_of(seed, inputs["name"], inputs["number"]))
     for _ in range(_TRIES):
         draft = draw_task(world, rng, inputs["wishes"])

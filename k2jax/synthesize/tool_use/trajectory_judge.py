@@ -16,7 +16,7 @@ from k2jax.agents.judges.trajectories import transcript
 from k2jax.agents.task import Task
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import Made, Record
-from k2jax.synthesize.tool_use.tool_repository import Work
+from k2jax.synthesize.tools.domain_worlds import Work
 from k2jax.tasks.worlds.dialogue import USER
 from k2jax.tasks.worlds.failures import NOTHING_DONE
 from k2jax.tasks.worlds.goals import EXPECTED, GoalReport, report_of

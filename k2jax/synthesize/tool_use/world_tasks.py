@@ -8,7 +8,7 @@ from typing import Any
 from k2jax.errors import UserError
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import Made, Record
-from k2jax.synthesize.tool_use.tool_repository import Work
+from k2jax.synthesize.tools.domain_worlds import Work
 from k2jax.tasks.worlds.grammar import TaskDraft, is_solvable
 from k2jax.tasks.worlds.users import UserSpec
 from k2jax.tasks.worlds.world import SimulatedWorld

@@ -1,10 +1,13 @@
-"""The repository of tools: domains of categories, and of each a world with its tools and what they do."""
+"""Seeds of a repository of tools: domains of categories, and of each a world with its tools and what they do."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 import json
+import math
 from typing import Any
+
+import numpy as np
 
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.stages import Made, Record
@@ -18,16 +21,32 @@ TOOLS_OF_A_WORLD = 9
 MOST_DOMAINS = 10
 """That a writer is asked for in one question."""
 Work = Callable[[Record, Asker], Awaitable[Made]]
-_DOMAIN = {"type": "object", "properties": {"setting": {"type": "string", "minLength": 1, "maxLength": 60},
+DOMAIN = {"type": "object", "properties": {"setting": {"type": "string", "minLength": 1, "maxLength": 60},
            "about": {"type": "string", "maxLength": 300}}, "required": ["setting", "about"]}  # fmt: skip
+"""JSON schema of a domain."""
 _WORLD = {"type": "object", "required": ["world"], "properties": {"world": {"type": "object"}}}
-_LANGUAGE = (semantics.__doc__ or "").partition("An expression")[2]
+LANGUAGE = (semantics.__doc__ or "").partition("An expression")[2]
+"""What a model is told of the language of semantics."""
+
+
+def domain_questions(count: int) -> list[Record]:
+    """The first records of a pipeline: questions for so many domains, evenly over the categories."""
+    rounds = math.ceil(count / (MOST_DOMAINS * len(CATEGORIES)))
+    questions = [(category, number) for number in range(rounds) for category in CATEGORIES]
+    counts = [len(part) for part in np.array_split(np.arange(count), len(questions))]
+    return [
+        {"category": category, "round": number, "count": count}
+        for (category, number), count in zip(questions, counts, strict=True)
+        if count
+    ]
 
 
 def domains() -> Work:
     """The stage that asks for domains of a category."""
 
     async def work(record: Record, asker: Asker) -> Made:
+        if "server" in record:
+            return Made([record])
         count = record["count"]
         text = (
             f"Name {count} different places or services of the category '{record['category']}' whose desk helps "
@@ -38,7 +57,7 @@ def domains() -> Work:
         schema = {
             "type": "object",
             "required": ["domains"],
-            "properties": {"domains": {"type": "array", "items": _DOMAIN, "minItems": 1, "maxItems": count}},
+            "properties": {"domains": {"type": "array", "items": DOMAIN, "minItems": 1, "maxItems": count}},
         }
         asked = [{"role": "user", "content": text}]
         answer = await asker.ask_object("writer", "domains", asked, schema, inputs=record)
@@ -52,10 +71,12 @@ def worlds() -> Work:
     example = json.dumps(generated_world("culture", "city library", 0).spec.to_json())
 
     async def work(record: Record, asker: Asker) -> Made:
+        if "server" in record:
+            return Made([record])
         text = (
             f"Write the world of the service desk of a {record['setting']} ({record['category']}): {record['about']}\n"
             "It is a JSON object of collections of records, invariants that no call may break, and tools. What tools "
-            f"need, change and answer is written in a small language. An expression{_LANGUAGE}\nAn example of another "
+            f"need, change and answer is written in a small language. An expression{LANGUAGE}\nAn example of another "
             f'world:\n{example}\nAnswer with a JSON object {{"world": ...}} that has the same keys.'
         )
         asked = [{"role": "user", "content": text}]

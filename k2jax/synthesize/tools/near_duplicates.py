@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 import json
 import re
@@ -13,12 +13,18 @@ import numpy as np
 
 from k2jax.synthesize.sentence_vectors import SentenceEncoder, encoder_folder
 from k2jax.synthesize.stages import Made, Record
+from k2jax.synthesize.tools.tool_forms import field_roles, form_of, schema_kinds
+from k2jax.synthesize.tools.tool_objects import ToolWords, WordMeanings, without_common
 
 WIDTH = 512
 """Dimensions of a text's vector."""
-_SHARE = 0.5
+MOST_DOUBLED = 0.5
 """Of a world's tools, from which on it is a duplicate."""
 _BLOCK = 2048
+_CANDIDATES = 8
+"""Earlier tools that each one is compared with."""
+_LIKELY = 0.5
+"""Cosine similarity of what two tools are about, below which they are not compared."""
 
 
 def text_vectors(texts: Sequence[str], encoder: str = "") -> np.ndarray:
@@ -81,18 +87,83 @@ def _grouped(forms: Sequence[str]) -> dict[str, list[int]]:
 def duplicate_tools(tools: Sequence[Mapping[str, Any]], near: float, encoder: str = "") -> list[int]:
     """Of every tool an earlier one that does the same in other words; -1 for none.
 
+    Tools with semantics are compared within their forms: both must be about the same things, see ``tool_objects``; how
+    they say it does not count, since the form says what they do. Without semantics texts count, see
+    ``_opaque_duplicates``.
+
     Args:
-        tools: of ``WorldSpec``.
-        near: least cosine similarity of their texts.
+        tools: of ``WorldSpec``, or of servers.
+        near: least cosine similarity of the texts of two of which one has no semantics.
         encoder: see ``text_vectors``.
 
     Raises:
         UserError: the encoder cannot be used.
     """
-    texts = [tool_text(tool) for tool in tools]
-    distinct = list(dict.fromkeys(texts))
-    rows = dict(zip(distinct, text_vectors(distinct, encoder), strict=True))
-    return nearest_earlier(np.array([rows[text] for text in texts]), near, [form_of(tool) for tool in tools])
+    found = [-1] * len(tools)
+    plain = [place for place, tool in enumerate(tools) if "schema" not in tool]
+    words = {place: ToolWords(tools[place]) for place in plain}
+    meanings = WordMeanings({word for tool in words.values() for word in tool.said}, encoder)
+    groups = _grouped([form_of(tools[place]) for place in plain])
+    for group in groups.values():
+        places = [plain[each] for each in group]
+        of_form = [words[place] for place in places]
+        objects = without_common(of_form)
+        for place, candidates in enumerate(earlier_candidates(objects, meanings)):
+            for other in candidates:
+                if meanings.same(
+                    objects[place], of_form[other].said, objects[other], of_form[place].said
+                ) and not _are_swapped(tools[places[place]], tools[places[other]]):
+                    found[places[place]] = places[other]
+                    break
+    for place, other in _opaque_duplicates(tools, near, encoder):
+        found[place] = other
+    return found
+
+
+def _are_swapped(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether a field has another part: what sets a price where a weight is small is no copy of the other way round."""
+    roles, others = field_roles(first), field_roles(second)
+    return any(role != others[name] for name, role in roles.items() if name in others)
+
+
+def earlier_candidates(objects: Sequence[frozenset[str]], meanings: WordMeanings) -> Iterator[list[int]]:
+    """Of every tool of one form the earlier ones that are most likely about the same, the likeliest first.
+
+    Args:
+        objects: what the tools are about.
+        meanings: of the words.
+    """
+    vectors = meanings.vectors_of(objects)
+    for begin in range(0, len(objects), _BLOCK):
+        block = vectors[begin : begin + _BLOCK]
+        likeness = block @ vectors[: begin + len(block)].T
+        for place, row in enumerate(likeness, begin):
+            many = min(_CANDIDATES, place)
+            nearest = np.argpartition(-row[:place], many - 1)[:many] if many else np.zeros(0, int)
+            yield sorted(map(int, nearest[row[nearest] >= _LIKELY]), key=lambda other, row=row: (-row[other], other))
+
+
+def _opaque_duplicates(tools: Sequence[Mapping[str, Any]], near: float, encoder: str) -> Iterator[tuple[int, int]]:
+    """Tools without semantics, and earlier ones with parameters of the same types whose texts are close.
+
+    Words find a few candidates for each; the encoder reads those and no others.
+    """
+    kinds = [json.dumps(schema_kinds(tool)) for tool in tools]
+    pairs: list[tuple[int, int]] = []
+    for places in _grouped(kinds).values():
+        if not any("schema" in tools[place] for place in places):
+            continue
+        vectors = hashed_vectors([tool_text(tools[place]) for place in places])
+        for row, place in enumerate(places):
+            if row and "schema" in tools[place]:
+                likeness = vectors[:row] @ vectors[row]
+                pairs += [(place, places[other]) for other in np.argsort(-likeness)[:_CANDIDATES]]
+    read = sorted({place for pair in pairs for place in pair})
+    rows = dict(zip(read, text_vectors([tool_text(tools[place]) for place in read], encoder), strict=True))
+    for place, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        nearest = max((float(rows[place] @ rows[other]), -other) for _, other in group)
+        if nearest[0] >= near:
+            yield place, -nearest[1]
 
 
 def distinct_worlds(near: float, encoder: str = "") -> Callable[[Sequence[Record]], Made]:
@@ -106,7 +177,7 @@ def distinct_worlds(near: float, encoder: str = "") -> Callable[[Sequence[Record
             doubled[number] += other >= 0 and tools[other][0] != number
         made = Made([], [])
         for count, record in zip(doubled, records, strict=True):
-            if count > _SHARE * len(record["world"]["tools"]):
+            if count > MOST_DOUBLED * len(record["world"]["tools"]):
                 made.dropped.append(("near-duplicate tools", record))
             else:
                 made.kept.append(record)
@@ -131,42 +202,6 @@ def distinct_agents(near: float, encoder: str = "") -> Callable[[Sequence[Record
 
 def tool_text(tool: Mapping[str, Any]) -> str:
     """What a tool says of itself."""
-    parameters = " ".join(f"{name} {field.get('description', '')}" for name, field in tool["parameters"].items())
+    fields = tool["schema"].get("properties", {}) if "schema" in tool else tool["parameters"]
+    parameters = " ".join(f"{name} {field.get('description', '')}" for name, field in fields.items())
     return f"{tool['name'].replace('_', ' ')}: {tool['description']} {parameters}"
-
-
-def form_of(tool: Mapping[str, Any]) -> str:
-    """What a tool does, without its words: types of parameters, and semantics whose names are numbers in order."""
-    kinds = sorted((field["type"], bool(field.get("optional"))) for field in tool["parameters"].values())
-    requires = [required["condition"] for required in tool["requires"]]
-    return json.dumps([kinds, _numbered([requires, tool["effects"], tool["returns"]], {})])
-
-
-_NAMED = {"arg": "argument", "given": "argument", "this": "field", "new": "collection"}
-_COLLECTIONS = ("field", "exists", "set", "create", "delete", "record", "find")
-
-
-def _numbered(value: Any, numbers: dict[str, int]) -> Any:
-    """A form of ``semantics`` with numbers in the place of names of collections, fields and arguments."""
-
-    def number(kind: str, name: Any) -> int:
-        return numbers.setdefault(f"{kind} {name}", len(numbers))
-
-    if isinstance(value, list):
-        return [_numbered(part, numbers) for part in value]
-    if not isinstance(value, Mapping):
-        return value
-    [(kind, of)] = value.items() if len(value) == 1 else [("", value)]
-    if kind in _NAMED:
-        return {kind: number(_NAMED[kind], of)}
-    if kind in _COLLECTIONS:
-        parts: list[Any] = [number("collection", of[0])]
-        for place, part in enumerate(of[1:], 1):
-            if kind in ("field", "set") and place == 2:
-                parts.append(number("field", part))
-            elif kind in ("create", "find") and isinstance(part, Mapping) and place == len(of) - 1:
-                parts.append([[number("field", name), _numbered(each, numbers)] for name, each in part.items()])
-            else:
-                parts.append(_numbered(part, numbers))
-        return {kind: parts}
-    return [[name, _numbered(part, numbers)] for name, part in value.items()]
