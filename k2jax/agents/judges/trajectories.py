@@ -8,7 +8,7 @@ point counts as not met: an agent that confuses the judge gains nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 import json
 import re
@@ -108,6 +108,14 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _said(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """All that an agent has written, the arguments of its calls too."""
+    for message in messages:
+        yield str(message.get("content") or "")
+        for call in message.get("tool_calls") or ():
+            yield str(call["function"]["arguments"])
+
+
 class TrajectoryRubric(Verifier):
     """The share of a rubric's points, by weight, that a served judge finds met in the whole trajectory.
 
@@ -127,8 +135,7 @@ class TrajectoryRubric(Verifier):
         """
         points = rubric_of(task)
         nodes = [node for node in trajectory.nodes if node.message]
-        own = [str(node.message.get("content") or "") for node in nodes if node.turn != NO_TURN]
-        if any(map(addresses_judge, own)):
+        if any(map(addresses_judge, _said([node.message for node in nodes if node.turn != NO_TURN]))):
             return self._reward(points, [False] * len(points), "the agent addresses a judge")
         question = question_on([node.message for node in nodes], points)
         try:
