@@ -94,12 +94,9 @@ def prepare_data(
         UserError: if the configuration is invalid, a source or a record is unusable, the cache cannot be written,
             shards are damaged, or the data do not suffice for all steps.
     """
-    check_fields(config, "data")  # Reject invalid values before the long work.
-    if not config.sources:
-        raise UserError("data.sources is empty: name at least one source")
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
-    tokenizer = tokenizer or prepare_tokenizer(config, **options)
-    shards = {name: _prepare_source(name, config, tokenizer, images, **options) for name in sorted(config.sources)}
+    vision = None if images is None else images.vision
+    tokenizer, shards = build_sources(config, tokenizer=tokenizer, vision=vision, **options)
     batches = _image_batches(images)
     loader = DataLoader(
         {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
@@ -121,17 +118,40 @@ def prepare_data(
     return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards, loader.is_filled))
 
 
+def build_sources(
+    config: DataConfig, *, tokenizer: Tokenizer | None = None, vision: VisionConfig | None = None, **options: Any
+) -> tuple[Tokenizer, dict[str, Shards | VisualCorpus]]:
+    """The tokenizer and all sources of a configuration, from the cache or built now.
+
+    Args:
+        config: see ``prepare_data``.
+        tokenizer: see ``prepare_data``.
+        vision: the tower of a model with vision.
+        **options: ``builder``, ``wait_seconds`` and ``log`` of ``prepare_data``.
+
+    Raises:
+        UserError: as of ``prepare_data``, before any batch is planned.
+    """
+    check_fields(config, "data")  # Reject invalid values before the long work.
+    if not config.sources:
+        raise UserError("data.sources is empty: name at least one source")
+    tokenizer = tokenizer or prepare_tokenizer(config, **options)
+    return tokenizer, {
+        name: _prepare_source(name, config, tokenizer, vision, **options) for name in sorted(config.sources)
+    }
+
+
 def _prepare_source(
-    name: str, config: DataConfig, tokenizer: Tokenizer, images: ImageShape | None, **options: Any
+    name: str, config: DataConfig, tokenizer: Tokenizer, vision: VisionConfig | None, **options: Any
 ) -> Shards | VisualCorpus:
     """A source in the cache, built if it is missing."""
     if config.sources[name].kind not in IMAGE_SOURCES:
         return prepare_shards(name, config, tokenizer, **options)
-    if images is None:
+    if vision is None:
         raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
     from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not
 
-    return prepare_visual(name, config, tokenizer, images.vision, **options)
+    return prepare_visual(name, config, tokenizer, vision, **options)
 
 
 def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
