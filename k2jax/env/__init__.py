@@ -1,1 +1,6 @@
-"""Commands about environments: ``check`` with an oracle, ``demonstrate`` writes dialogues, ``serve`` to others."""
+"""Commands about environments and tasks.
+
+``check`` plays them with an oracle, ``difficulty`` keeps those that a model sometimes solves, ``coverage`` counts what
+they are about, ``demonstrate`` writes dialogues, ``packaged_choices`` writes questions, ``faithfulness`` trains a
+judge, ``serve`` serves environments to others.
+"""

@@ -55,6 +55,10 @@ QUESTIONS = {
     "keeps": QuestionForm("Which animals does {subject} keep?", "animals"),
 }
 """By the form of the fact."""
+ANSWERS = {
+    "born": TOWNS, "works": COMPANIES, "trade": JOBS, "plays": INSTRUMENTS, "studied": SUBJECTS, "keeps": ANIMALS,
+}  # fmt: skip
+"""All that may be the answer, by the form of the fact."""
 
 
 def person_names(count: int, rng: random.Random) -> list[str]:
@@ -92,9 +96,10 @@ def problem_facts(rng: random.Random) -> list[Fact]:
 
 
 def questions_of(facts: Sequence[Fact]) -> list[dict[str, str]]:
-    """Closed-book questions about facts, each with ``question`` and ``answer``."""
+    """Closed-book questions about facts, each with ``form``, ``question`` and ``answer``."""
     asked = []
     for fact in facts:
         if (form := QUESTIONS.get(fact["form"])) is not None:
-            asked.append({"question": form.text.format(subject=fact["subject"]), "answer": fact[form.value]})
+            text = form.text.format(subject=fact["subject"])
+            asked.append({"form": fact["form"], "question": text, "answer": fact[form.value]})
     return asked
