@@ -1,8 +1,8 @@
 """Domain folders in the format of tau2 (Barres et al., 2025), in which its package works, see ``tau2_domain``.
 
 A folder has ``db.json`` (no records: every task brings its own), ``policy.md``, ``tasks.json``, ``split_tasks.json``,
-and ``world.json`` with the tools, which are data. Its check is stricter than the verifier of worlds: the state has to be
-the reference's in every record.
+and ``world.json`` with the tools, which are data. Its check is stricter than the verifier of worlds: the state has to
+be the reference's in every record.
 """
 
 from __future__ import annotations
