@@ -1,7 +1,8 @@
 """A repository of 20,000 tools (Kimi K2, section 3.1.1), evolved in three rounds by a program in the place of a writer.
 
-Expected: 490 domains of 48 tools, of which 20,000 are distinct, in two processor minutes. For a real writer name a server, ``config.models.writer =
-AskedModelConfig(url=..., name=...)``; tools of servers of MCP come from ``config.repository.mcp``.
+Expected: 490 domains of 48 tools, of which 20,000 are distinct, in two processor minutes. For a real writer name a
+server, ``config.models.writer = AskedModelConfig(url=..., name=...)``; tools of servers of MCP come from
+``config.repository.mcp``.
 
     python -m k2jax.synthesize --config=experiments/synthesis/tools.py --workdir=runs/tools
 """

@@ -153,6 +153,8 @@ def test_twenty_kills_change_no_byte(made, tmp_path):
 
 @pytest.mark.external
 def test_a_cluster_of_three_nodes_gives_the_same_bytes(made, tmp_path):
+    """Needs ray."""
+    import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -162,4 +164,5 @@ def test_a_cluster_of_three_nodes_gives_the_same_bytes(made, tmp_path):
         run(tmp_path, SMALL, workers=3, ray=cluster.address)
         assert outputs(tmp_path) == outputs(made[0])
     finally:
+        ray.shutdown()  # a cluster removes no node that this process is connected to
         cluster.shutdown()

@@ -10,6 +10,7 @@ from k2jax.files.atomic import write_atomic, write_json_lines
 from k2jax.synthesize.kept_results import StageResult
 from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import Record
+from k2jax.synthesize.tool_use.tau2_export import export_tau2
 from k2jax.synthesize.tool_use.trajectory_judge import BLAMED
 
 _PLANTED = ("agent", "user", "tool")
@@ -18,7 +19,7 @@ _PLANTED = ("agent", "user", "tool")
 def export_tool_use(
     folder: Path, config: SynthesisConfig, results: Mapping[str, Sequence[StageResult]]
 ) -> dict[str, Any]:
-    """Writes ``sft.jsonl``, ``unfiltered.jsonl`` and ``tasks.jsonl`` into a run's folder.
+    """Writes ``sft.jsonl``, ``unfiltered.jsonl``, ``tasks.jsonl`` and domains of tau2 into a run's folder.
 
     The tasks are those of all dialogues: they can be solved, whatever the agent made of them.
 
@@ -36,7 +37,13 @@ def export_tool_use(
     write_json_lines(folder / "unfiltered.jsonl", [_conversation(record) for record in (*kept, *dropped)])
     tasks = [record["task_json"] for result in results["dialogues"] for record in result.made.kept]
     write_atomic(folder / "tasks.jsonl", "".join(f"{task}\n" for task in tasks))
-    return {"conversations": len(kept), "tasks": len(tasks), "judge": judge_agreement(kept, dropped)}
+    domains = export_tau2(folder / "tau2", [record for result in results["tasks"] for record in result.made.kept])
+    return {
+        "conversations": len(kept),
+        "tasks": len(tasks),
+        "tau2_domains": domains,
+        "judge": judge_agreement(kept, dropped),
+    }
 
 
 def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict[str, Any]:
