@@ -104,7 +104,7 @@ def runs():
 
 def _of_seed(seed: int) -> dict[str, dict]:
     path = lambda name: {"data.sources.dialogues.path": f"{{workdir}}/{name}.jsonl"}  # noqa: E731
-    by_rewards = BY_REWARDS | {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS}
+    by_rewards = BY_REWARDS | {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS, "rl.rollout.prompts": 16}
     return {
         **{f"sft_{name}": path(name) for name in ("unfiltered", "judged", "exact")},
         "rl": by_rewards | path("judged") | {"init_from": f"{{workdir}}/seed{seed}_sft_judged"},
