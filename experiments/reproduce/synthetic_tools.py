@@ -44,7 +44,7 @@ SYNTHESIS = SynthesisConfig(
         size="small", tools=3000, agents=1000, tasks=6000, mistakes=0.5, failures=0.0, judge_mistakes=0.1
     ),
 )
-TEXTS, COPY_STEPS, SFT_STEPS, ITERATIONS = 20_000, 300, 160, 20  # texts and steps of pretraining
+TEXTS, COPY_STEPS, SFT_STEPS, ITERATIONS = 60_000, 720, 160, 20  # texts and steps of pretraining
 HELD_OUT, SAMPLES = 300, 4
 AVERAGE, PASS = f"eval/avg@{SAMPLES}", f"eval/pass@{SAMPLES}"
 KINDS = ("set", "read", "new", "drop", "copy")
@@ -61,7 +61,6 @@ def get_config():
     config = micro_config("pretrain", COPY_STEPS)
     config.data.sources = {"texts": source(kind="jsonl")}
     config.data.chat_format = "compact"
-    config.train.batch_size = 8
     config.eval.update({"every": 50, "rows": 24})
     options = ("size=small", "count=4000", "worlds=2000")
     config.rl.tasks = {"worlds": task(dataset="worlds", options=options, max_tokens=24, steps=3)}
@@ -89,10 +88,10 @@ def prepare(workdir: Path):
 
 
 def text_of(number: int) -> str:
-    """Three lines of words, and the same lines again in another order."""
+    """One to three lines of words, and the same lines again in another order."""
     rng = random.Random(f"copying {number}")
     words = lambda: " ".join(rng.choice((_name, _key, _number))(rng) for _ in range(rng.randint(1, 3)))  # noqa: E731
-    lines = [f"{_name(rng)} {words()}" for _ in range(3)]
+    lines = [f"{_name(rng)} {words()}" for _ in range(rng.randint(1, 3))]
     return "\n".join([*lines, *rng.sample(lines, len(lines))])
 
 

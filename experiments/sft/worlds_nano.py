@@ -20,6 +20,5 @@ def get_config():
     config.data.chat_format = "compact"
     config.init_from = "runs/synthetic_tools/seed0_pretrained"
     config.train.steps = 160
-    config.train.batch_size = 8
     config.train.patience = 0
     return config
