@@ -75,7 +75,7 @@ display(Markdown((WORKDIR / "funnel.md").read_text()))
 
 def kept_of(stage):
     """The records that a stage has kept."""
-    [path] = WORKDIR.glob(f"stages/*_{stage}/out.jsonl")
+    [path] = WORKDIR.glob(f"stages/??_{stage}/out.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

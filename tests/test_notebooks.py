@@ -7,7 +7,7 @@ from nbclient import NotebookClient
 import nbformat
 import pytest
 
-FIGURES = {"asynchronous_rl": 1, "swarm": 2, "vision": 5}
+FIGURES = {"asynchronous_rl": 1, "swarm": 2, "synthesis": 2, "vision": 5}
 """Pictures of notebooks that have another number than the others."""
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 

@@ -2,9 +2,10 @@
 
 Reproduces: the claim behind Kimi K2's synthesis of tool use (section 3.1.1) at the scale of a laptop: trajectories in
 simulated worlds, filtered by a judge, teach tools that training has never shown, and rewards in the same worlds teach
-more. The worlds are the small ones of ``k2jax.tasks.worlds.counters``: three tools of invented names in the prompt, and
-a user who names one of them with its arguments. Whoever solves a task of another world has to copy what it has never
-seen, and to tell what the tool answered.
+more. The worlds are the small ones of ``k2jax.tasks.worlds.counters``: three tools of invented names in the prompt,
+and a user who names one of them with its arguments. Whoever solves a task of another world has to copy what it has
+never seen, and to tell what the tool answered. A pretraining on lines of such words, all of which come again,
+precedes.
 Fixed before the runs: a program plays the agent and makes a mistake in half of 6,000 dialogues in 1,000 worlds, of
 five kinds in equal shares (another tool, another argument, no call though it says so, nothing told, gives up at once);
 a judge, of whose verdicts a tenth are wrong, filters them; as many conversations of each of three sorts are fine-tuned
@@ -20,6 +21,8 @@ Expected: 20 points and more between filtered and unfiltered; docs/reproductions
 import asyncio
 import json
 from pathlib import Path
+import random
+import string
 
 import numpy as np
 
@@ -32,6 +35,7 @@ from k2jax.reproduce.micro import BY_REWARDS, micro_config, write_data
 from k2jax.reproduce.seeds import SeedRecords, for_seeds, minutes_of
 from k2jax.synthesize.pipeline import Machines, Synthesis
 from k2jax.synthesize.settings import SynthesisConfig, ToolUseConfig
+from k2jax.tasks.worlds.counters import invented
 
 SEEDS = (0, 1, 2)
 SYNTHESIS = SynthesisConfig(
@@ -40,7 +44,7 @@ SYNTHESIS = SynthesisConfig(
         size="small", tools=3000, agents=1000, tasks=6000, mistakes=0.5, failures=0.0, judge_mistakes=0.1
     ),
 )
-SFT_STEPS, ITERATIONS = 300, 20
+TEXTS, COPY_STEPS, SFT_STEPS, ITERATIONS = 60_000, 720, 160, 20  # texts and steps of pretraining
 HELD_OUT, SAMPLES = 300, 4
 AVERAGE, PASS = f"eval/avg@{SAMPLES}", f"eval/pass@{SAMPLES}"
 KINDS = ("set", "read", "new", "drop", "copy")
@@ -54,10 +58,9 @@ LABELS = {
 
 def get_config():
     """The model, and the tasks of reinforcement learning and of the evaluation."""
-    config = micro_config("sft", SFT_STEPS)
-    config.data.sources = {"dialogues": source(kind="chat")}
+    config = micro_config("pretrain", COPY_STEPS)
+    config.data.sources = {"texts": source(kind="jsonl")}
     config.data.chat_format = "compact"
-    config.train.batch_size = 8
     config.eval.update({"every": 50, "rows": 24})
     options = ("size=small", "count=4000", "worlds=2000")
     config.rl.tasks = {"worlds": task(dataset="worlds", options=options, max_tokens=24, steps=3)}
@@ -77,10 +80,31 @@ def held_out_configs():
 
 
 def prepare(workdir: Path):
-    """Runs the synthesis, and writes as many conversations of each sort."""
+    """Writes the texts of pretraining, runs the synthesis, and writes as many conversations of each sort."""
+    write_data(workdir, {"texts.jsonl": ({"text": text_of(number)} for number in range(TEXTS))})
     if not (workdir / "exact.jsonl").exists():
         asyncio.run(Synthesis(workdir / "synthesis", SYNTHESIS, Machines(workers=1)).run())
         write_data(workdir, sorts(workdir / "synthesis"))
+
+
+def text_of(number: int) -> str:
+    """One to three lines of words, and the same lines again in another order."""
+    rng = random.Random(f"copying {number}")
+    words = lambda: " ".join(rng.choice((_name, _key, _number))(rng) for _ in range(rng.randint(1, 3)))  # noqa: E731
+    lines = [f"{_name(rng)} {words()}" for _ in range(rng.randint(1, 3))]
+    return "\n".join([*lines, *rng.sample(lines, len(lines))])
+
+
+def _name(rng: random.Random) -> str:
+    return f"{rng.choice(KINDS)}_{invented(rng, 1)[0]}"
+
+
+def _key(rng: random.Random) -> str:
+    return f"{rng.choice(string.ascii_lowercase)}{_number(rng)}"
+
+
+def _number(rng: random.Random) -> str:
+    return str(rng.randint(10, 99))
 
 
 def sorts(folder: Path) -> dict[str, list[dict]]:
@@ -98,21 +122,26 @@ def sorts(folder: Path) -> dict[str, list[dict]]:
 
 
 def runs():
-    """Fine-tuning of each seed on each sort, then rewards."""
+    """Pretraining of each seed, fine-tuning on each sort, then rewards."""
     return for_seeds(SEEDS, _of_seed)
 
 
 def _of_seed(seed: int) -> dict[str, dict]:
-    path = lambda name: {"data.sources.dialogues.path": f"{{workdir}}/{name}.jsonl"}  # noqa: E731
-    by_rewards = BY_REWARDS | {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS}
+    path = lambda name: {"data.sources.texts.path": f"{{workdir}}/{name}.jsonl"}  # noqa: E731
+    chat = {"stage": "sft", "data.sources.texts.kind": "chat", "init_from": f"{{workdir}}/seed{seed}_pretrained"}
+    chat |= {"train.steps": SFT_STEPS}
+    by_rewards = BY_REWARDS | {"optimizer.learning_rate": 5e-4, "train.steps": ITERATIONS, "rl.rollout.prompts": 16}
     return {
-        **{f"sft_{name}": path(name) for name in ("unfiltered", "judged", "exact")},
-        "rl": by_rewards | path("judged") | {"init_from": f"{{workdir}}/seed{seed}_sft_judged"},
+        "pretrained": path("texts"),
+        **{f"sft_{name}": chat | path(name) for name in ("unfiltered", "judged", "exact")},
+        "rl": by_rewards | {"init_from": f"{{workdir}}/seed{seed}_sft_judged"},
     }
 
 
 def evaluate(config, workdir):
-    """Tasks of unseen worlds that are solved, by what is asked for too, and calls of tools that exist."""
+    """Tasks of unseen worlds that are solved, by what is asked for too; none of pretraining."""
+    if config.stage == "pretrain":
+        return {}
     from k2jax.rl.evaluation import evaluate_checkpoint
 
     held_out, groups = evaluate_checkpoint(resolve(*held_out_configs()), str(workdir))

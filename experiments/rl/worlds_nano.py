@@ -7,6 +7,7 @@ Expected: the study experiments/reproduce/synthetic_tools.py has the same runs, 
 docs/reproductions.md their figures.
 
     python -m k2jax.synthesize --config=experiments/synthesis/small_worlds.py --workdir=runs/small-worlds
+    python -m k2jax.reproduce synthetic_tools --workdir=runs/synthetic_tools --only=seed0_pretrained
     python -m k2jax.train --config=experiments/sft/worlds_nano.py --workdir=runs/sft-worlds-nano
     python -m k2jax.rl --config=experiments/rl/worlds_nano.py --workdir=runs/rl-worlds-nano
 """
@@ -21,8 +22,8 @@ def get_config():
     config.data.chat_format = "compact"
     options = ("path=runs/small-worlds/tasks.jsonl",)
     config.rl.tasks = {"worlds": task(dataset="worlds", options=options, max_tokens=24, steps=3)}
-    config.rl.rollout.update({"prompts": 32, "max_length": 160})
+    config.rl.rollout.update({"prompts": 16, "max_length": 160})
     config.rl.updates = 2
-    config.train.steps = 30
+    config.train.steps = 20
     config.eval.every = 10
     return config

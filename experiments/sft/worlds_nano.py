@@ -1,10 +1,12 @@
 r"""A Kimi K2 of a million parameters learns to call tools from a synthesis of dialogues, on a laptop's CPU.
 
 Reproduces: fine-tuning on synthetic trajectories that a judge has kept (Kimi K2, section 3.1.1), not its scale. The
-tools stand in the prompt, and have other names in every world. Model and rates are those of nano.py.
+tools stand in the prompt, and have other names in every world; the start has learnt to copy words that it has never
+seen, in a pretraining of the study synthetic_tools. Model and rates are those of nano.py.
 Expected: docs/reproductions.md has the figures of the same runs, of the study synthetic_tools.
 
     python -m k2jax.synthesize --config=experiments/synthesis/small_worlds.py --workdir=runs/small-worlds
+    python -m k2jax.reproduce synthetic_tools --workdir=runs/synthetic_tools --only=seed0_pretrained
     python -m k2jax.train --config=experiments/sft/worlds_nano.py --workdir=runs/sft-worlds-nano
 """
 
@@ -16,6 +18,7 @@ def get_config():
     config = config_beside(__file__, "nano.py")
     config.data.sources = {"dialogues": source(kind="chat", path="runs/small-worlds/sft.jsonl")}
     config.data.chat_format = "compact"
-    config.train.steps = 300
+    config.init_from = "runs/synthetic_tools/seed0_pretrained"
+    config.train.steps = 160
     config.train.patience = 0
     return config

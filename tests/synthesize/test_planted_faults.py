@@ -151,10 +151,12 @@ def test_the_manifest_counts_verdicts_by_what_was_planted():
 
     kept = [record("nobody", "nobody", solved=True), record("agent", "nobody")]
     dropped = [record("agent", "agent"), record("user", "tool"), record("tool", "tool", solved=True)]
+    dropped.append(record("nobody", "tool"))  # for want of an answer of a tool, say
     found = judge_agreement(kept, dropped)
     none = dict.fromkeys(BLAMED, 0)
     assert found["blamed"]["agent"] == none | {"nobody": 1, "agent": 1}
     assert found["blamed"]["user"] == none | {"tool": 1} and found["blamed"]["tool"] == none
+    assert found["blamed"]["none"] == none | {"tool": 1}
     assert found["blamed"]["solved"] == none | {"nobody": 1, "tool": 1}
     assert found["planted"] == pytest.approx(1 / 3) and (found["precision"], found["recall"]) == (0.5, 0.5)
 
