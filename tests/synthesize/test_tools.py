@@ -39,10 +39,11 @@ from k2jax.synthesize.tools.repository_pipeline import (
     repository_stages,
 )
 from k2jax.synthesize.tools.tool_picture import draw_tools
-from k2jax.synthesize.tools.tool_store import INDEX, TOOLS, ToolRepository
+from k2jax.synthesize.tools.tool_store import INDEX, TOOLS, ToolRepository, write_repository
 from k2jax.tasks.worlds.grammar import generated_world
 from k2jax.tasks.worlds.world_spec import changes_state, read_world
 
+EMPTY = {"parameters": {}, "requires": [], "effects": [], "returns": {"value": "ok"}}
 SMALL = SynthesisConfig(pipeline="tools", repository=RepositoryConfig(tools=80, domain_tools=20, rounds=2))
 WRITER = ProgramModel("grammar", lambda question, _: {"content": json.dumps(written_repository(question, 0))})
 
@@ -139,6 +140,7 @@ def test_a_round_asks_for_what_is_covered_least():
         ({"tools": [{"name": "get_gift"}]}, "must have the keys"),
         ({"of": ["nothing"]}, "must name an old tool"),
         ({"collections": "first"}, "may get optional fields and nothing else"),
+        ({"collections": "field"}, "may get optional fields and nothing else"),
         ({"tools": "first"}, "give a new one another name"),
     ],
 )
@@ -149,7 +151,10 @@ def test_an_evolution_that_breaks_its_world_is_refused_in_one_line(change, messa
     assert len(grown(world, answer, "depth")["tools"]) == len(world["tools"]) + 1
     name = next(iter(world["collections"]))
     named = {"tools": [first], "collections": {name: {**world["collections"][name], "prefix": "zz"}}}
-    changed = {key: named[key] if value == "first" else value for key, value in change.items()}
+    needed = {**world["collections"][name]["fields"], "colour": {"type": "string"}}
+    named["field"] = {name: {**world["collections"][name], "fields": needed}}
+    changed = {key: named[key if value == "first" else value] if isinstance(value, str) else value
+               for key, value in change.items()}  # fmt: skip
     with pytest.raises(UserError, match=message) as error:
         grown(world, {**answer, **changed}, "depth")
     assert "\n" not in str(error.value)
@@ -172,6 +177,39 @@ def test_tools_are_found_by_words_and_drawn_by_domain(made):
         assert all(f'"{name}"' in looking or f'"{name}"' not in known for name in changing)
     with pytest.raises(UserError, match="has no domain 'nowhere'"):
         tools.tools_of("nowhere")
+
+
+def test_a_rare_word_counts_more_than_common_ones(tmp_path):
+    tools = [{**EMPTY, "name": f"show_list_{number}", "description": "Shows a list."} for number in range(20)]
+    tools[7] = {**EMPTY, "name": "zebra", "description": "Feeds animals."}
+    world = {"tools": tools}
+    record = {"name": "zoo", "category": "culture", "setting": "zoo", "about": "", "world": world, "like": {}}
+    write_repository(tmp_path, [{**record, "like": {"show_list_3": "zoo/show_list_2"}}])
+    tools = ToolRepository(tmp_path)
+    assert tools.search("show a list of a zebra")[0].entry["id"] == "zoo/zebra"
+    assert "zoo/show_list_3" not in [found.entry["id"] for found in tools.search("show list", 20)]
+
+
+def test_what_has_its_fields_in_other_places_is_no_duplicate():
+    def raised(one, other):
+        value, most = {"field": ["bikes", {"arg": "id"}, one]}, {"field": ["bikes", {"arg": "id"}, other]}
+        needs = {"condition": {"at_least": [{"arg": "most"}, most]}, "error": ""}
+        number = {"type": "integer"}
+        return {
+            "name": f"raise_{one}_up_to_{other}",
+            "description": f"Raises the {one} of a bike by an amount if its {other} is not above another one.",
+            "parameters": {"id": {"type": "string"}, "amount": number, "most": number},
+            "requires": [needs],
+            "effects": [{"set": ["bikes", {"arg": "id"}, one, {"plus": [value, {"arg": "amount"}]}]}],
+            "returns": {"record": ["bikes", {"arg": "id"}]},
+        }
+
+    first = raised("price", "weight")
+    assert duplicate_tools([first, raised("weight", "price"), {**first, "name": "add_to_price_up_to_weight"}], 0.9) == [
+        -1,
+        -1,
+        0,
+    ]
 
 
 def test_a_repository_with_another_index_is_refused(made, tmp_path):
