@@ -90,6 +90,10 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
     """
     values = read_group(SynthesisConfig, config, "")
     check_fields(values)
+    groups = {"tool_use": ("tool_use", ToolUseConfig()), "tools": ("repository", RepositoryConfig())}
+    for pipeline, (name, default) in groups.items():
+        if pipeline != values.pipeline and getattr(values, name) != default:
+            raise UserError(f"config.{name} is of the pipeline {pipeline}, and this is {values.pipeline}")
     for role, model in values.models.items():
         if bool(model.url) != bool(model.name):
             raise UserError(f"config.models.{role} needs both url and name, or neither")

@@ -300,6 +300,7 @@ def servers(folder, **named):
     return folder / "mcp.json"
 
 
+@pytest.mark.slow
 def test_tools_of_a_server_stand_in_the_repository_and_near_duplicates_among_them_are_marked(tmp_path):
     program = (Path(__file__).parents[1] / "agents" / "mcp_line_server.py").read_text(encoding="utf-8")
     server = {"command": sys.executable, "args": ["-I", "-S", "-c", program]}
@@ -310,10 +311,11 @@ def test_tools_of_a_server_stand_in_the_repository_and_near_duplicates_among_the
     of_one = tools.tools_of("one")
     assert of_one and all(entry["source"] == "mcp" and "schema" in entry["tool"] for entry in of_one)
     assert "two" not in tools.domains  # all of its tools are those of the other one
-    assert len(tools.worlds()) == 2 and len(tools.sample("one", 2, random.Random(0))) == 2
+    assert len(list(tools.worlds())) == 2 and len(tools.sample("one", 2, random.Random(0))) == 2
     assert manifest["source"]["mcp"] == len(of_one)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_one_line(tmp_path):
     [record] = read_servers(servers(tmp_path, one={"command": "/nowhere/server"}))
     with pytest.raises(UserError, match=r"MCP server '/nowhere/server' cannot be used: .*does not start") as error:
