@@ -20,6 +20,7 @@ from k2jax.synthesize.questions import ProgramModel
 from k2jax.synthesize.settings import RepositoryConfig, SynthesisConfig, ToolUseConfig
 from k2jax.synthesize.stages import content_key
 from k2jax.synthesize.tool_use.pipeline import tool_use_records, tool_use_stages
+from k2jax.synthesize.tools.distinct_domains import distinct_domains
 from k2jax.synthesize.tools.evolution import coverage_of, evolved, grown
 from k2jax.synthesize.tools.evolution_program import written_repository
 from k2jax.synthesize.tools.mcp_servers import (
@@ -134,6 +135,20 @@ def test_a_round_asks_for_what_is_covered_least():
     assert totals == sorted(totals)
 
 
+def test_an_answer_that_is_none_is_counted_and_the_domain_goes_on():
+    def answer(question, _):
+        is_depth = question.purpose == "depth"
+        return {"content": "I refine nothing." if is_depth else json.dumps(written_repository(question, 0))}
+
+    world = generated_world("culture", "museum", 1).spec.to_json()
+    record = {"category": "culture", "setting": "museum", "about": "number 1", "name": world["name"], "world": world}
+    asker = Asker({"writer": ProgramModel("half", answer)}, "record")
+    [left], dropped = asyncio.run(evolved(1, 1, len(world["tools"]) + 6)(record, asker))
+    assert len(left["world"]["tools"]) == len(world["tools"]) + 3
+    assert [(reason, lost["way"]) for reason, lost in dropped] == [("malformed answer", "depth")]
+    assert {way for way, _, _ in left["origins"].values()} == {"seed", "breadth"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -188,6 +203,16 @@ def test_a_rare_word_counts_more_than_common_ones(tmp_path):
     tools = ToolRepository(tmp_path)
     assert tools.search("show a list of a zebra")[0].entry["id"] == "zoo/zebra"
     assert "zoo/show_list_3" not in [found.entry["id"] for found in tools.search("show list", 20)]
+
+
+def test_doubled_domains_leave_and_single_copies_are_marked():
+    worlds = [generated_world("culture", "museum", number).spec.to_json() for number in (1, 2)]
+    first, second = ({"name": f"d{number}", "world": world} for number, world in enumerate(worlds))
+    second["world"]["tools"] = [*second["world"]["tools"], {**first["world"]["tools"][0], "name": "copied"}]
+    kept, dropped = distinct_domains(0.92)([first, second, {**first, "name": "d2"}])
+    assert [record["name"] for record in kept] == ["d0", "d1"] and [record["name"] for _, record in dropped] == ["d2"]
+    assert kept[1]["like"]["copied"] == f"d0/{first['world']['tools'][0]['name']}"
+    assert len(kept[1]["like"]) <= len(second["world"]["tools"]) / 2
 
 
 def test_what_has_its_fields_in_other_places_is_no_duplicate():
