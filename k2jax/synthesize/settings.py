@@ -111,9 +111,11 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
     """
     values = read_group(SynthesisConfig, config, "")
     check_fields(values)
-    for name, unchanged in (("tool_use", ToolUseConfig()), ("rephrase", RephraseConfig())):
-        if name != values.pipeline and getattr(values, name) != unchanged:
-            raise UserError(f"config.{name} has no meaning for the pipeline {values.pipeline!r}; leave it as it is")
+    groups = {"tool_use": ("tool_use", ToolUseConfig()), "tools": ("repository", RepositoryConfig())}
+    groups["rephrase"] = ("rephrase", RephraseConfig())
+    for pipeline, (name, default) in groups.items():
+        if pipeline != values.pipeline and getattr(values, name) != default:
+            raise UserError(f"config.{name} is of the pipeline {pipeline}, and this is {values.pipeline}; leave it out")
     for role, model in values.models.items():
         if bool(model.url) != bool(model.name):
             raise UserError(f"config.models.{role} needs both url and name, or neither")

@@ -82,7 +82,7 @@ def shown(table, seconds, count, encoder):
 
 
 def test_copies_of_every_strength_are_found_and_nothing_else():
-    table, _, _ = measured(distinct_tools(600, random.Random(0)), 40, 60)
+    table, _, _ = measured(distinct_tools(300, random.Random(0)), 20, 30)
     del table[BEYOND]
     assert all(min(row) >= 0.95 for row in table.values()), table
 

@@ -89,6 +89,8 @@ def test_another_config_in_the_folder_is_refused(made):
         ({"models": {"agent": {"url": "http://localhost:1"}}}, "needs both url and name"),
         ({"models": {"agent": {"chaos": 2.0}}}, "chaos"),
         ({"tool_use": {"tools": 0}}, "tools"),
+        ({"repository": {"rounds": 5}}, "config.repository is of the pipeline tools, and this is tool_use"),
+        ({"pipeline": "tools", "tool_use": {"tasks": 5}}, "config.tool_use is of the pipeline tool_use"),
         ({"tool_use": {"colour": 1}}, "unknown key"),
     ],
 )

@@ -20,6 +20,7 @@ from k2jax.synthesize.questions import ProgramModel
 from k2jax.synthesize.settings import RepositoryConfig, SynthesisConfig, ToolUseConfig
 from k2jax.synthesize.stages import content_key
 from k2jax.synthesize.tool_use.pipeline import tool_use_records, tool_use_stages
+from k2jax.synthesize.tools.distinct_domains import distinct_domains
 from k2jax.synthesize.tools.evolution import coverage_of, evolved, grown
 from k2jax.synthesize.tools.evolution_program import written_repository
 from k2jax.synthesize.tools.mcp_servers import (
@@ -39,10 +40,11 @@ from k2jax.synthesize.tools.repository_pipeline import (
     repository_stages,
 )
 from k2jax.synthesize.tools.tool_picture import draw_tools
-from k2jax.synthesize.tools.tool_store import INDEX, TOOLS, ToolRepository
+from k2jax.synthesize.tools.tool_store import INDEX, TOOLS, ToolRepository, write_repository
 from k2jax.tasks.worlds.grammar import generated_world
 from k2jax.tasks.worlds.world_spec import changes_state, read_world
 
+EMPTY = {"parameters": {}, "requires": [], "effects": [], "returns": {"value": "ok"}}
 SMALL = SynthesisConfig(pipeline="tools", repository=RepositoryConfig(tools=80, domain_tools=20, rounds=2))
 WRITER = ProgramModel("grammar", lambda question, _: {"content": json.dumps(written_repository(question, 0))})
 
@@ -133,12 +135,27 @@ def test_a_round_asks_for_what_is_covered_least():
     assert totals == sorted(totals)
 
 
+def test_an_answer_that_is_none_is_counted_and_the_domain_goes_on():
+    def answer(question, _):
+        is_depth = question.purpose == "depth"
+        return {"content": "I refine nothing." if is_depth else json.dumps(written_repository(question, 0))}
+
+    world = generated_world("culture", "museum", 1).spec.to_json()
+    record = {"category": "culture", "setting": "museum", "about": "number 1", "name": world["name"], "world": world}
+    asker = Asker({"writer": ProgramModel("half", answer)}, "record")
+    [left], dropped = asyncio.run(evolved(1, 1, len(world["tools"]) + 6)(record, asker))
+    assert len(left["world"]["tools"]) == len(world["tools"]) + 3
+    assert [(reason, lost["way"]) for reason, lost in dropped] == [("malformed answer", "depth")]
+    assert {way for way, _, _ in left["origins"].values()} == {"seed", "breadth"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tools": [{"name": "get_gift"}]}, "must have the keys"),
         ({"of": ["nothing"]}, "must name an old tool"),
         ({"collections": "first"}, "may get optional fields and nothing else"),
+        ({"collections": "field"}, "may get optional fields and nothing else"),
         ({"tools": "first"}, "give a new one another name"),
     ],
 )
@@ -149,7 +166,10 @@ def test_an_evolution_that_breaks_its_world_is_refused_in_one_line(change, messa
     assert len(grown(world, answer, "depth")["tools"]) == len(world["tools"]) + 1
     name = next(iter(world["collections"]))
     named = {"tools": [first], "collections": {name: {**world["collections"][name], "prefix": "zz"}}}
-    changed = {key: named[key] if value == "first" else value for key, value in change.items()}
+    needed = {**world["collections"][name]["fields"], "colour": {"type": "string"}}
+    named["field"] = {name: {**world["collections"][name], "fields": needed}}
+    changed = {key: named[key if value == "first" else value] if isinstance(value, str) else value
+               for key, value in change.items()}  # fmt: skip
     with pytest.raises(UserError, match=message) as error:
         grown(world, {**answer, **changed}, "depth")
     assert "\n" not in str(error.value)
@@ -172,6 +192,49 @@ def test_tools_are_found_by_words_and_drawn_by_domain(made):
         assert all(f'"{name}"' in looking or f'"{name}"' not in known for name in changing)
     with pytest.raises(UserError, match="has no domain 'nowhere'"):
         tools.tools_of("nowhere")
+
+
+def test_a_rare_word_counts_more_than_common_ones(tmp_path):
+    tools = [{**EMPTY, "name": f"show_list_{number}", "description": "Shows a list."} for number in range(20)]
+    tools[7] = {**EMPTY, "name": "zebra", "description": "Feeds animals."}
+    world = {"tools": tools}
+    record = {"name": "zoo", "category": "culture", "setting": "zoo", "about": "", "world": world, "like": {}}
+    write_repository(tmp_path, [{**record, "like": {"show_list_3": "zoo/show_list_2"}}])
+    tools = ToolRepository(tmp_path)
+    assert tools.search("show a list of a zebra")[0].entry["id"] == "zoo/zebra"
+    assert "zoo/show_list_3" not in [found.entry["id"] for found in tools.search("show list", 20)]
+
+
+def test_doubled_domains_leave_and_single_copies_are_marked():
+    worlds = [generated_world("culture", "museum", number).spec.to_json() for number in (1, 2)]
+    first, second = ({"name": f"d{number}", "world": world} for number, world in enumerate(worlds))
+    second["world"]["tools"] = [*second["world"]["tools"], {**first["world"]["tools"][0], "name": "copied"}]
+    kept, dropped = distinct_domains(0.92)([first, second, {**first, "name": "d2"}])
+    assert [record["name"] for record in kept] == ["d0", "d1"] and [record["name"] for _, record in dropped] == ["d2"]
+    assert kept[1]["like"]["copied"] == f"d0/{first['world']['tools'][0]['name']}"
+    assert len(kept[1]["like"]) <= len(second["world"]["tools"]) / 2
+
+
+def test_what_has_its_fields_in_other_places_is_no_duplicate():
+    def raised(one, other):
+        value, most = {"field": ["bikes", {"arg": "id"}, one]}, {"field": ["bikes", {"arg": "id"}, other]}
+        needs = {"condition": {"at_least": [{"arg": "most"}, most]}, "error": ""}
+        number = {"type": "integer"}
+        return {
+            "name": f"raise_{one}_up_to_{other}",
+            "description": f"Raises the {one} of a bike by an amount if its {other} is not above another one.",
+            "parameters": {"id": {"type": "string"}, "amount": number, "most": number},
+            "requires": [needs],
+            "effects": [{"set": ["bikes", {"arg": "id"}, one, {"plus": [value, {"arg": "amount"}]}]}],
+            "returns": {"record": ["bikes", {"arg": "id"}]},
+        }
+
+    first = raised("price", "weight")
+    assert duplicate_tools([first, raised("weight", "price"), {**first, "name": "add_to_price_up_to_weight"}], 0.9) == [
+        -1,
+        -1,
+        0,
+    ]
 
 
 def test_a_repository_with_another_index_is_refused(made, tmp_path):
@@ -262,6 +325,7 @@ def servers(folder, **named):
     return folder / "mcp.json"
 
 
+@pytest.mark.slow
 def test_tools_of_a_server_stand_in_the_repository_and_near_duplicates_among_them_are_marked(tmp_path):
     program = (Path(__file__).parents[1] / "agents" / "mcp_line_server.py").read_text(encoding="utf-8")
     server = {"command": sys.executable, "args": ["-I", "-S", "-c", program]}
@@ -272,10 +336,11 @@ def test_tools_of_a_server_stand_in_the_repository_and_near_duplicates_among_the
     of_one = tools.tools_of("one")
     assert of_one and all(entry["source"] == "mcp" and "schema" in entry["tool"] for entry in of_one)
     assert "two" not in tools.domains  # all of its tools are those of the other one
-    assert len(tools.worlds()) == 2 and len(tools.sample("one", 2, random.Random(0))) == 2
+    assert len(list(tools.worlds())) == 2 and len(tools.sample("one", 2, random.Random(0))) == 2
     assert manifest["source"]["mcp"] == len(of_one)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_one_line(tmp_path):
     [record] = read_servers(servers(tmp_path, one={"command": "/nowhere/server"}))
     with pytest.raises(UserError, match=r"MCP server '/nowhere/server' cannot be used: .*does not start") as error:

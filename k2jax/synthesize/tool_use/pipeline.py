@@ -28,10 +28,8 @@ def tool_use_records(config: SynthesisConfig) -> list[Record]:
 
 def _stored_domains(config: SynthesisConfig) -> list[Record]:
     """Domains in a drawn order, until they have as many tools as are asked for."""
-    records = ToolRepository(config.tool_use.repository).worlds()
-    random.Random(config.seed).shuffle(records)
     chosen, tools = [], 0
-    for record in records:
+    for record in ToolRepository(config.tool_use.repository).worlds(random.Random(config.seed)):
         if tools >= config.tool_use.tools:
             break
         chosen.append(record)

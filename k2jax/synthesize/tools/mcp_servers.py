@@ -32,6 +32,7 @@ MOST_SERVERS, MOST_TOOLS, LONGEST_TEXT = 256, 1000, 4000
 MOST_SCHEMA_BYTES, MOST_SCHEMA_DEPTH, MOST_SCHEMA_VALUES = 1 << 15, 16, 1000
 _SECONDS = 60.0
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 _KEYS = {"command", "args", "env", "url"}
 
 
@@ -163,7 +164,8 @@ class _HostPrograms:
     capabilities = _Capabilities()
 
     def __init__(self, environment: Mapping[str, str]):
-        self._environment = {**os.environ, **environment}
+        kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}  # and no keys of models
+        self._environment = {**kept, **environment}
 
     async def start(self, argv: list[str]) -> _HostProgram:
         ours, theirs = socket.socketpair()

@@ -7,7 +7,7 @@ its world without tools) and ``tools_index.npz``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import json
 import mmap
 from pathlib import Path
@@ -205,14 +205,19 @@ class ToolRepository:
                     chosen.add(known[0])
         return [entries[place] for place in sorted(chosen)]
 
-    def worlds(self) -> list[dict[str, Any]]:
-        """The domains that can be simulated, as records of the stage ``worlds`` with all of their tools."""
-        found = []
-        for line in (self._folder / DOMAINS).read_text(encoding="utf-8").splitlines():
+    def worlds(self, rng: random.Random | None = None) -> Iterator[dict[str, Any]]:
+        """The domains that can be simulated, as records of the stage ``worlds`` with all of their tools.
+
+        Args:
+            rng: of their order; None leaves it.
+        """
+        lines = (self._folder / DOMAINS).read_text(encoding="utf-8").splitlines()
+        if rng is not None:
+            rng.shuffle(lines)
+        for line in lines:
             record = json.loads(line)
             tools = [entry["tool"] for entry in self.tools_of(record["name"])]
-            found.append({**record, "world": {**record["world"], "tools": tools}})
-        return found
+            yield {**record, "world": {**record["world"], "tools": tools}}
 
 
 def coverage_report(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
