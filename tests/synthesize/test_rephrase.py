@@ -182,7 +182,7 @@ def test_texts_are_read_from_files(tmp_path):
 
 
 def test_sizes_of_another_pipeline_are_refused():
-    with pytest.raises(UserError, match=r"config\.tool_use has no meaning for the pipeline 'rephrase'"):
+    with pytest.raises(UserError, match=r"config\.tool_use is of the pipeline tool_use, and this is rephrase"):
         resolved(synthesis(pipeline="rephrase", tool_use=ToolUseConfig(tools=3)))
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import time
 
 import numpy as np
@@ -77,6 +78,31 @@ def test_generated_labels_are_right_where_a_text_says_so(made):
         elif pair.kind in ("swapped", "relation", "mixed", "negated"):
             assert claimed <= said, pair
     assert 0.45 < np.mean([pair.supported for pair in made[2].train]) < 0.55
+
+
+def said_by(relations, text, places):
+    """What a sentence says, read from the wordings: relation, values, and whether it is denied."""
+    found = set()
+    for relation in relations:
+        for denied, wordings in ((False, relation.wordings), (True, relation.denied)):
+            for wording in wordings[places]:
+                pattern = re.sub(r"\\{(\w)\\}", r"(?P<\1>\\w+)", re.escape(wording))
+                if match := re.fullmatch(pattern, text):
+                    found.add((relation.name, tuple(sorted(match.groupdict().items())), denied))
+    return found
+
+
+def test_generated_labels_are_those_of_a_reader_of_the_wordings(made):
+    read = 0
+    for pair in made[2].train[:400]:
+        relations = TOPICS[pair.topic]
+        stated = [said_by(relations, f"{one}.", slice(0, 1)) for one in pair.source.rstrip(".").split(". ")]
+        assert all(len(one) == 1 for one in stated)
+        claimed = said_by(relations, pair.claim, slice(1, None))
+        if len(claimed) == 1:
+            assert (claimed <= set().union(*stated)) == pair.supported, pair
+            read += 1
+    assert read > 200
 
 
 def test_the_area_is_how_often_a_right_claim_has_the_higher_score():
