@@ -151,5 +151,6 @@ plt.show()
 #
 # - `sft.jsonl` is read by `python -m k2jax.train`, `tasks.jsonl` by `python -m k2jax.rl`: the chain of
 #   `experiments/synthesis/small_worlds.py`, `experiments/sft/worlds_nano.py` and `experiments/rl/worlds_nano.py`.
-# - `python -m k2jax.reproduce synthetic_tools` measures what filtering is worth, on tools that training has not shown.
+# - `python -m k2jax.reproduce synthetic_tools` is to measure what filtering is worth, on
+#   tools that training has not shown.
 # - `config.models` names servers that write, act, play users and judge; docs/synthesis.md says how.

@@ -13,7 +13,7 @@ on: all, those that the judge kept, and those that were right by the world's sta
 the second for 20 iterations. Measured: 300 tasks of 300 unseen worlds, executed and verified exactly, greedily and at
 temperature 1 (four episodes of each); the claim is about the latter, which is how a policy acts in training, over the
 seeds 0, 1 and 2.
-Expected: 20 points and more between filtered and unfiltered; docs/reproductions.md has the figures.
+Expected: 20 points and more between filtered and unfiltered. Not measured: docs/reproductions.md says what was tried.
 
     python -m k2jax.reproduce synthetic_tools --workdir=runs/synthetic_tools
 """

@@ -3,8 +3,8 @@ r"""A Kimi K2 of a million parameters learns to call unseen tools in simulated w
 Reproduces: the structure of Kimi K2's agentic training (section 3.1.1, then 3.2), not its scale: a synthesis writes
 worlds, tasks and judged dialogues; the model is fine-tuned on what the judge kept, and then acts in the worlds, whose
 last state gives the reward. A tenth of the tasks is held out. The worlds are small ones, for a model of characters.
-Expected: the study experiments/reproduce/synthetic_tools.py has the same runs, on tools that no training has shown, and
-docs/reproductions.md their figures.
+Expected: not measured; docs/reproductions.md says what was tried for the study synthetic_tools, which has the same runs
+on tools that no training has shown.
 
     python -m k2jax.synthesize --config=experiments/synthesis/small_worlds.py --workdir=runs/small-worlds
     python -m k2jax.reproduce synthetic_tools --workdir=runs/synthetic_tools --only=seed0_pretrained

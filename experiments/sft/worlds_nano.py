@@ -3,7 +3,7 @@ r"""A Kimi K2 of a million parameters learns to call tools from a synthesis of d
 Reproduces: fine-tuning on synthetic trajectories that a judge has kept (Kimi K2, section 3.1.1), not its scale. The
 tools stand in the prompt, and have other names in every world; the start has learnt to copy words that it has never
 seen, in a pretraining of the study synthetic_tools. Model and rates are those of nano.py.
-Expected: docs/reproductions.md has the figures of the same runs, of the study synthetic_tools.
+Expected: not measured; docs/reproductions.md says what was tried for the study synthetic_tools.
 
     python -m k2jax.synthesize --config=experiments/synthesis/small_worlds.py --workdir=runs/small-worlds
     python -m k2jax.reproduce synthetic_tools --workdir=runs/synthetic_tools --only=seed0_pretrained

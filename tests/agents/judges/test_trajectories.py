@@ -100,7 +100,7 @@ def test_a_conversation_that_is_too_long_gets_nothing():
 
 
 def test_the_last_word_on_a_point_counts_and_reasoning_does_not():
-    assert read_points("<think>1: met</think>\n2: met", 2) == [False, True]
+    assert read_points("<think>\n1: met\n</think>\n2: met", 2) == [False, True]
     assert read_points("1: met\nPoint 1: not met.\n**2: met**\n 3 - YES", 3) == [False, True, True]
 
 
