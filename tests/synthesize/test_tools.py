@@ -5,19 +5,23 @@ import copy
 import json
 from pathlib import Path
 import random
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from k2jax.agents.collect.worker import made_by
 from k2jax.errors import UserError
 from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.kept_results import StageResult
 from k2jax.synthesize.pipeline import Machines, Synthesis
-from k2jax.synthesize.questions import ProgramModel
-from k2jax.synthesize.settings import RepositoryConfig, SynthesisConfig, ToolUseConfig
+from k2jax.synthesize.questions import ModelQuestion, ProgramModel
+from k2jax.synthesize.settings import AskedModelConfig, RepositoryConfig, SynthesisConfig, ToolUseConfig
 from k2jax.synthesize.stages import content_key
 from k2jax.synthesize.tool_use.pipeline import tool_use_records, tool_use_stages
 from k2jax.synthesize.tools.distinct_domains import distinct_domains
@@ -43,6 +47,7 @@ from k2jax.synthesize.tools.tool_picture import draw_tools
 from k2jax.synthesize.tools.tool_store import INDEX, TOOLS, ToolRepository, write_repository
 from k2jax.tasks.worlds.grammar import generated_world
 from k2jax.tasks.worlds.world_spec import changes_state, read_world
+from tests.http_server import served
 
 EMPTY = {"parameters": {}, "requires": [], "effects": [], "returns": {"value": "ok"}}
 SMALL = SynthesisConfig(pipeline="tools", repository=RepositoryConfig(tools=80, domain_tools=20, rounds=2))
@@ -390,3 +395,41 @@ def test_a_picture_is_drawn(made, tmp_path):
     """Needs scikit-learn."""
     assert "80 of 80 tools" in draw_tools(entries(made), tmp_path / "tools.png")
     assert (tmp_path / "tools.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def written_by_text(text):
+    """What the program answers where it has the text of a question alone, as a model has."""
+
+    def found(pattern):
+        return re.search(pattern, text, re.DOTALL)
+
+    if asked := found(r"^Name (\d+) different places or services of the category '(\w+)'.*this is round (\d+)"):
+        purpose, inputs = "domains", {"count": int(asked[1]), "category": asked[2], "round": int(asked[3]) - 1}
+    else:
+        asked = found(r"service desk of a ([\w ]+) \((\w+)\)")
+        inputs = {"setting": asked[1], "category": asked[2]}
+        if asked := found(r"as a JSON object:\n(\{.*?\})\nWhat tools .*the fewest first: (\{.*?\}); add to"):
+            inputs |= {"world": json.loads(asked[1]), "coverage": json.loads(asked[2]), "round": 1}
+            asked = found(r"\n(Add|Refine) (\d+) ")
+            purpose, inputs["count"] = {"Add": "breadth", "Refine": "depth"}[asked[1]], int(asked[2])
+        else:
+            inputs["about"] = found(r"\): (number \d+)\n")[1]
+            asked = found(r"\nName (\d+) other")
+            purpose, inputs["count"] = ("neighbours", int(asked[1])) if asked else ("world", 0)
+    return written_repository(ModelQuestion("writer", purpose, (), inputs), 0)
+
+
+@pytest.mark.slow
+def test_a_served_writer_makes_the_same_tools(tmp_path):
+    async def answer(request):
+        question = (await request.json())["messages"][-1]["content"]
+        content = f"Here it is.\n```json\n{json.dumps(written_by_text(question))}\n```"
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": {}})
+
+    sizes = RepositoryConfig(tools=60, domain_tools=20, rounds=1)
+    run(tmp_path / "program", SynthesisConfig(pipeline="tools", repository=sizes))
+    with served(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as (host, port):
+        writer = AskedModelConfig(url=f"http://{host}:{port}", name="writer")
+        run(tmp_path / "served", SynthesisConfig(pipeline="tools", repository=sizes, models={"writer": writer}))
+    assert (tmp_path / "served" / TOOLS).read_bytes() == (tmp_path / "program" / TOOLS).read_bytes()
