@@ -24,6 +24,8 @@ from k2jax.reproduce.seeds import SeedRecords, for_seeds
 SEEDS = (0,)
 OTHERS, NEW, PASSES = 200, 100, 10
 FIRST_STEPS, STEPS = 300, 60
+MEASURED = 300
+"""Questions about the new people, of half of them, and five times as many as about the others."""
 LABELS = {
     "start": "start, other people alone",
     "raw": "raw text, 10 passes",
@@ -93,8 +95,8 @@ def prepare(workdir):
 def evaluate(config, workdir):
     """The share of the questions about the new people that the run answers, and of those about others."""
     seed = config.train.seed
-    new = known_answers(workdir, questions_about(NEW, seed), 64)
-    return new | {"others": known_answers(workdir, questions_about(OTHERS, 1000 + seed)[:120], 64)["known"]}
+    new = known_answers(workdir, questions_about(NEW, seed)[:MEASURED], 64)
+    return new | {"others": known_answers(workdir, questions_about(OTHERS, 1000 + seed)[: MEASURED // 5], 64)["known"]}
 
 
 def summarize(results: dict[str, RunResult]) -> Summary:
@@ -107,7 +109,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
         f"Against ten passes over the raw text, ten rephrasings change the answers that are known by {gains['ten']} "
         f"points, ten passes over one rephrasing by {gains['one']}. Guessing knows {chance():.3f}.\n\n"
         f"{markdown_table(('run', *columns.values()), rows)}\n"
-        f"Shares of {6 * NEW} questions; cells are mean (lowest to highest) over {len(measured.seeds)} seeds.\n"
+        f"Shares of {MEASURED} questions about the new people; cells are mean (lowest to highest) over {len(measured.seeds)} seeds.\n"
     )
     figure, axes = new_figure(1, 1, height=3.4)
     seed_bars(axes[0, 0], measured, LABELS, {"known": "new people"})
