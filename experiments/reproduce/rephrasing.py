@@ -1,12 +1,12 @@
 """Ten passes over a text against ten rephrasings of it, read once each (Kimi K2, section 2.2, table 1, in miniature).
 
 Reproduces: table 1 of the report, where an early checkpoint answers 23.8 % of SimpleQA after ten passes over raw
-texts, 27.4 % after ten over one rephrasing, and 28.9 % after one over each of ten. Here a micro model without
-experts first learns to
-read from texts about other people and questions about them. It goes on with texts about 100 people of whom it knows
-nothing, each ten times, beside as much of what it had before; the questions about these people it never sees. Six facts
-of each are asked with the book closed, as a choice among the 8 to 12 answers of their kind. Texts and rephrasings are
-made by ``python -m k2jax.synthesize``; its programs word them, so that no rephrasing is unfaithful.
+texts, 27.4 % after ten over one rephrasing, and 28.9 % after one over each of ten. Here a micro model
+without experts first learns to read from texts about other people and questions about them. It goes on with texts about
+100 people of whom it knows nothing, each ten times, beside as much of what it had before; the questions about these
+people it never sees. Six facts of each are asked with the book closed, as a choice among the 8 to 12 answers of their
+kind. Texts and rephrasings are made by ``python -m k2jax.synthesize``; its programs word them, so that no rephrasing is
+unfaithful.
 Expected, written before the first run: all three lie above chance (10 %) and the start; ten rephrasings come first, by
 more than the seeds differ; one rephrasing ten times is about as good as the raw text, since here both are one wording.
 
