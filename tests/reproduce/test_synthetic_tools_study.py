@@ -38,15 +38,23 @@ def test_the_sorts_are_of_one_size_and_say_nothing_of_verdicts(folder):
 def test_every_run_learns_from_its_sort_and_rewards_continue_from_what_the_judge_kept(tmp_path):
     for run, config in run_configs(study.STUDY, tmp_path).items():
         seed, _, name = run.partition("_")
-        data = {"rl": "judged"}.get(name, name.removeprefix("sft_"))
-        assert config.data.sources["dialogues"].path == str(tmp_path / f"{data}.jsonl")
-        assert config.init_from == (str(tmp_path / f"{seed}_sft_judged") if name == "rl" else None)
-        assert config.stage == ("rl" if name == "rl" else "sft")
+        started = {"pretrained": None, "rl": str(tmp_path / f"{seed}_sft_judged")}
+        assert config.init_from == started.get(name, str(tmp_path / f"{seed}_pretrained"))
+        assert config.stage == {"pretrained": "pretrain", "rl": "rl"}.get(name, "sft")
+        data = {"pretrained": "texts", "rl": ""}.get(name, name.removeprefix("sft_"))
+        assert config.data.sources["texts"].path == (str(tmp_path / f"{data}.jsonl") if data else "")
+
+
+def test_lines_of_pretraining_come_again():
+    for number in range(50):
+        lines = study.text_of(number).split("\n")
+        half = len(lines) // 2
+        assert sorted(lines[:half]) == sorted(lines[half:]) and 1 <= half <= 3
 
 
 def test_the_summary_says_what_filtering_and_rewards_add():
     """Over all, 0.4, filtering adds 30 points, and rewards 20 more."""
-    shares = {"sft_unfiltered": 0.4, "sft_judged": 0.7, "sft_exact": 0.8, "rl": 0.9}
+    shares = {"pretrained": 0.0, "sft_unfiltered": 0.4, "sft_judged": 0.7, "sft_exact": 0.8, "rl": 0.9}
     made = {}
     for run, config in run_configs(study.STUDY, "runs").items():
         name = run.partition("_")[2]

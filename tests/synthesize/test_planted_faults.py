@@ -29,7 +29,7 @@ from k2jax.tasks.worlds.goals import EXPECTED
 from k2jax.tasks.worlds.grammar import draw_task, generated_world
 from k2jax.tasks.worlds.world_tools import WORLD
 
-TASKS = 20
+TASKS = 14
 
 
 def drawn(number, rates=None):
