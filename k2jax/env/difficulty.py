@@ -7,8 +7,9 @@ Example:
 
 Every task is asked --samples times. The workdir gets kept.jsonl with the tasks whose pass rate lies in --band,
 asked.jsonl with all of them, pass_rates.json (by which reinforcement learning chooses a class's tasks with
-config.rl.tasks.NAME.pass_rates and pass_band), difficulty.md, and every answer. Answers that a machine's failure prevented count for
-nothing. A command that was stopped goes on when it is given again, and another --band asks nothing anew.
+config.rl.tasks.NAME.pass_rates and pass_band), difficulty.md, and every answer. Answers that a machine's failure
+prevented count for nothing. A command that was stopped goes on when it is given again, and another --band asks nothing
+anew.
 """
 
 from __future__ import annotations
