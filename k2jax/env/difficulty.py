@@ -4,13 +4,12 @@ Example:
     python -m k2jax.env.difficulty tool_use --options=count=200 --model=runs/sft-nano --workdir=runs/difficulty
     python -m k2jax.env.difficulty runs/tool-use/tasks.jsonl --model=http://localhost:8000 --served_model=k2 \
         --samples=8 --band=0.1,0.9 --workdir=runs/difficulty
-    python -m k2jax.rl --config=experiments/rl/nano.py --workdir=runs/rl-nano \
-        --config.rl.tasks.characters.pass_rates=runs/difficulty/pass_rates.json
 
 Every task is asked --samples times. The workdir gets kept.jsonl with the tasks whose pass rate lies in --band,
-asked.jsonl with all of them, pass_rates.json (which a class of tasks of reinforcement learning may be filtered by, with
-config.rl.tasks.NAME.pass_band), difficulty.md, and every answer. Answers that a machine's failure prevented count for
-nothing. A command that was stopped goes on when it is given again, and another --band asks nothing anew.
+asked.jsonl with all of them, pass_rates.json (by which reinforcement learning chooses a class's tasks with
+config.rl.tasks.NAME.pass_rates and pass_band), difficulty.md, and every answer. Answers that a machine's failure
+prevented count for nothing. A command that was stopped goes on when it is given again, and another --band asks nothing
+anew.
 """
 
 from __future__ import annotations
