@@ -112,8 +112,6 @@ def test_the_area_is_how_often_a_right_claim_has_the_higher_score():
     counted = np.mean([(a > b) + 0.5 * (a == b) for a in right for b in wrong])
     statistic = scipy.stats.mannwhitneyu(right, wrong).statistic / (len(right) * len(wrong))
     assert area_under_curve(scores, labels) == pytest.approx(counted, abs=1e-12) == pytest.approx(statistic, abs=1e-12)
-    sklearn = pytest.importorskip("sklearn.metrics")
-    assert area_under_curve(scores, labels) == pytest.approx(sklearn.roc_auc_score(labels, scores), abs=1e-12)
 
 
 def test_the_calibration_error_is_zero_for_shares_and_their_distance_otherwise():
