@@ -100,10 +100,8 @@ class Registry:
             tables = [catalog.get(self._group, {}).items() for catalog in _catalogs(installed)]
             for name, path in itertools.chain(*tables, entries):
                 if declared.setdefault(name, path) != path:
-                    raise UserError(
-                        f"two packages declare the {self.noun} {name!r}: {declared[name]} and {path}; "
-                        "uninstall one of them"
-                    )
+                    both = f"{declared[name]} and {path}"
+                    raise UserError(f"two packages declare the {self.noun} {name!r}: {both}; uninstall one of them")
             self._declared = declared
         return self._declared | self.added
 
@@ -191,6 +189,7 @@ verifiers = Registry(
     {
         "handed_back": "k2jax.agents.harness.handed_back:HandedBackVerifier",
         "known_verdict": "k2jax.agents.judges.refinement:known_verdict",
+        "trajectory_rubric": "k2jax.agents.judges.trajectories:TrajectoryRubric",
     },
 )
 """Functions ``(task, answer) -> Reward``, which run in processes of their own, and makers of a ``Verifier``."""

@@ -104,7 +104,6 @@ CATALOG: dict[str, dict[str, str]] = {
         "swe_images": "k2jax.tasks.swe_images.verifier:SWEImageVerifier",
         "tau2": "k2jax.tasks.tau2.toolset:DeskVerifier",
         "terminal": "k2jax.tasks.terminal.verifier:TerminalVerifier",
-        "trajectory_rubric": "k2jax.agents.judges.trajectories:TrajectoryRubric",
         "unit_tests": "k2jax.tasks.code.verifier:UnitTests",
         "verifiers": "k2jax.tasks.verifiers.dataset:RubricReward",
         "visual_boxes": "k2jax.tasks.pictures.verifier:visual_boxes",

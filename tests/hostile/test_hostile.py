@@ -19,10 +19,11 @@ FEW = [
 
 @pytest.fixture(scope="module")
 def results():
-    """Of an attack that succeeds and of some that do not, each made once."""
+    """Of an attack that succeeds, made once, and of some that do not, which may be made again for a stall alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "TRIES", 1)
-        return list(runner.run([*ATTACKS, *FEW], ["bwrap"]))
+        harmful = list(runner.run(ATTACKS, ["bwrap"]))
+    return [*harmful, *runner.run(FEW, ["bwrap"])]
 
 
 def test_what_an_attack_costs_is_seen(results):
