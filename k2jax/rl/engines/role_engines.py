@@ -46,7 +46,6 @@ class RoleEngines:
             return
         self._exchange_checkpoints()
         self._see_who_has_come()
-        self._loads.append([pool.load() for pool in self._pools.values()])
         staying = {
             name: [e for e in pool.engines.values() if e.next_role is None] for name, pool in self._pools.items()
         }
@@ -57,7 +56,9 @@ class RoleEngines:
             most = max(counts, key=counts.__getitem__)
             if counts[most] > 1:
                 self._move(most, lacking[0])
-        elif not self._moving and time.monotonic() - self._reviewed > REVIEW_SECONDS:
+            return  # what roles do then says nothing of their shares, and would be kept for as long as it lasts
+        self._loads.append([pool.load() for pool in self._pools.values()])
+        if not self._moving and time.monotonic() - self._reviewed > REVIEW_SECONDS:
             self._review(list(counts.values()))
 
     def _exchange_checkpoints(self) -> None:
