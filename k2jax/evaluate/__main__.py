@@ -46,6 +46,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("preset", "", "Settings of a report that replace those of the suites: k2, k2.5, kat, ...", **to)
     flags.DEFINE_integer("count", None, "Ask the first so many tasks of each suite; 0 asks all.", **to, lower_bound=0)
     flags.DEFINE_integer("samples", None, "Answers to each task.", **to, lower_bound=1)
+    flags.DEFINE_integer("max_tokens", None, "Most tokens of an answer.", **to, lower_bound=1)
     flags.DEFINE_integer("token_budget", None, "Tokens, read and written, that end each suite.", **to, lower_bound=0)
     flags.DEFINE_string("data", "data", "Folder that stands for {data} in the options of suites.", **to)
     flags.DEFINE_enum("api", "chat", APIS, "What is asked of a server: text, or token ids.", **to)
@@ -91,9 +92,8 @@ def main(values: flags.FlagValues, *names: str) -> int:
     if values.harness:
         return _with_lm_eval(values, choice, names)
     changes = preset_fields(values.preset)
-    changes |= {
-        name: values[name].value for name in ("count", "samples", "token_budget") if values[name].value is not None
-    }
+    replaced = ("count", "samples", "max_tokens", "token_budget")
+    changes |= {name: values[name].value for name in replaced if values[name].value is not None}
     options = {"changes": changes, "data": values.data, "compare": values.compare, "held_out": held_out}
     evaluation = Evaluation(values.workdir, names, choice, **options)
     services = {name: values[name].value for name in ("sandbox", "images", "hosts", "judge_url", "judge_model")}
@@ -111,10 +111,9 @@ def _with_lm_eval(values: flags.FlagValues, choice: Any, names: Sequence[str]) -
     """Runs lm-eval's tasks."""
     from k2jax.evaluate.harnesses.lm_eval_run import LMEvalTasks, evaluate_with_lm_eval
 
-    if not names or values.config or values.preset or values.samples or values.token_budget:
-        raise UserError(
-            "--harness=lm_eval asks SUITEs of --include_path, without --config, --preset, --samples and --token_budget"
-        )
+    unread = [name for name in ("config", "preset", "samples", "max_tokens", "token_budget") if values[name].value]
+    if not names or unread:
+        raise UserError(f"--harness=lm_eval asks SUITEs of --include_path{''.join(f', without --{n}' for n in unread)}")
     asked = LMEvalTasks(values.include_path, names, values.count or 0, bool(values.chat_format))
     options = {"compared_with": values.compare, "at_once": values.at_once}
     for line in evaluate_with_lm_eval(asked, choice, values.workdir, **options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
@@ -29,11 +30,21 @@ from k2jax.evaluate.page import SuiteOnPage, difference_words, report_page, scor
 from k2jax.evaluate.scores import Price, compare, complete_tasks, finite, score_suite, value_of
 from k2jax.evaluate.statistics import PairedDifference
 from k2jax.evaluate.suite import Suite, load_suite, suite_tasks
-from k2jax.evaluate.suite_run import AnswerLog, JudgedAnswer, missing_answers, read_answers, run_suite, tokens_of
+from k2jax.evaluate.suite_run import (
+    AnswerLog,
+    JudgedAnswer,
+    first_error,
+    missing_answers,
+    read_answers,
+    run_suite,
+    tokens_of,
+)
 from k2jax.files.atomic import write_atomic
 from k2jax.report.table import text_table
 
 RESULTS = "results.json"
+TIMES = "times.json"
+"""When the evaluation began and what its answers took: apart from the results, which are the same in every run."""
 PAGE = "report.html"
 RUN = "run.json"
 _INTERVAL = 5.0  # between two lines of progress [s]
@@ -119,8 +130,7 @@ class Evaluation:
             backend = make_backend(sandbox, images=images) if await self._needs_sandbox(pool) else None
             scorer = Scorer(pool, backend=backend, model=judge)
             async with open_model(self._choice, self._suites, environments) as make:
-                for name in missing:
-                    await self._ask(name, make, scorer, at_once, judge)
+                await self._ask_all(missing, make, scorer, asyncio.Semaphore(at_once), judge)
 
     def write(self, price: Price) -> Iterator[str]:
         """Writes results, page and lm-eval's files; yields what there is to print."""
@@ -134,13 +144,41 @@ class Evaluation:
         scores, complete = score_suite(suite, tasks, answers, price), complete_tasks(suite, tasks, answers)
         return SuiteOnPage(suite, complete, answers, scores, difference)
 
+    async def _ask_all(
+        self,
+        names: Sequence[str],
+        make: MakeAnswerer,
+        scorer: Scorer,
+        places: asyncio.Semaphore,
+        judge: Callable[[], ChatEndpoint] | None,
+    ) -> None:
+        """Asks suite after suite; one begins when all of the one before is asked, so that no engine waits for its last.
+
+        The longest answers of a suite would otherwise be generated with few sequences at a time.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    all_asked = asyncio.Event()
+                    group.create_task(self._ask(name, make, scorer, places, judge, all_asked))
+                    await all_asked.wait()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+
     async def _ask(
-        self, name: str, make: MakeAnswerer, scorer: Scorer, at_once: int, judge: Callable[[], ChatEndpoint] | None
+        self,
+        name: str,
+        make: MakeAnswerer,
+        scorer: Scorer,
+        places: asyncio.Semaphore,
+        judge: Callable[[], ChatEndpoint] | None,
+        all_asked: asyncio.Event,
     ) -> None:
         suite, tasks = self._suites[name]
         log = AnswerLog(self._folder / name)
         progress = _Progress(name, suite, len(tasks) * suite.samples, log)
-        options = {"log": log, "at_once": at_once, "report": progress.add, "token_budget": suite.token_budget}
+        options = {"log": log, "places": places, "report": progress.add, "token_budget": suite.token_budget}
+        options["all_asked"] = all_asked
         try:
             async with contextlib.AsyncExitStack() as opened:
                 if suite.judge and judge is not None:
@@ -216,8 +254,9 @@ def write_report(
         shown: suites by name.
         other: folder of the evaluation that they are compared with, or empty.
     """
-    record: dict[str, Any] = {"format": 1, **identity, "suites": {}}
+    record: dict[str, Any] = {"format": 2, "model": identity["model"], "asked": identity["asked"], "suites": {}}
     model, rows = identity["model"]["model"], []
+    times = {"began": identity["began"], "seconds": {name: each.scores.seconds for name, each in shown.items()}}
     for name, each in shown.items():
         record["suites"][name] = each.scores.record() | {"settings": dataclasses.asdict(each.suite)}
         if each.difference is not None:
@@ -227,6 +266,7 @@ def write_report(
             interval = f"[{score.low:.4f}, {score.high:.4f}]"
             rows.append((name, metric, f"{score.value:.4f}", f"{score.error:.4f}", interval, each.scores.tasks))
     write_atomic(folder / RESULTS, json.dumps(record, indent=1) + "\n")
+    write_atomic(folder / TIMES, json.dumps(times, indent=1) + "\n")
     write_atomic(folder / PAGE, report_page(model, shown, other))
     write_lm_eval(folder / LM_EVAL, model, identity["began"], shown)
     yield text_table(("suite", "metric", "score", "error", "95 % interval", "tasks"), rows)

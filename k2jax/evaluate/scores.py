@@ -75,8 +75,10 @@ class SuiteScores:
     unasked: int = 0
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON values; what is not known or not bounded is None."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """All but the seconds as JSON values; what is not known or not bounded is None."""
+        values = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "seconds"
+        }
         for name in ("scores", "domains", "judge"):
             values[name] = {key: finite(each._asdict()) for key, each in values[name].items()}
         return finite(values)

@@ -132,7 +132,8 @@ def load_suite(name: str, **changes: Any) -> Suite:
         raise UserError(f"{path} has no get_config(), which returns k2jax.evaluate.suite.suite(...)")
     fields = make().to_dict()
     if fields["method"] == "choices":
-        changes.pop("samples", None)  # of the suites of a command it is for those that sample
+        for of_answers in ("samples", "max_tokens"):  # of the suites of a command they are for those that sample
+            changes.pop(of_answers, None)
     fields |= changes
     if changes.get("samples") == 1 and "metrics" not in changes:
         fields["metrics"] = ()  # each of them measures several samples

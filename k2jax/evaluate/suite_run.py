@@ -129,8 +129,9 @@ async def run_suite(
     scorer: Scorer,
     *,
     log: AnswerLog,
-    at_once: int,
+    places: asyncio.Semaphore,
     report: Callable[[JudgedAnswer], None],
+    all_asked: asyncio.Event | None = None,
     grader: Grader | None = None,
     token_budget: int = 0,
 ) -> None:
@@ -143,8 +144,9 @@ async def run_suite(
         answerer: who answers.
         scorer: judges.
         log: of the answers.
-        at_once: answers at a time.
+        places: one for each answer at a time, of all suites that share them.
         report: is told of every new answer.
+        all_asked: is set when nothing more is asked and the last answers are waited for, or None.
         grader: grades each beside ``scorer``, or None.
         token_budget: of all answers in the log, read and written, from which on nothing more is asked; 0 is none. What
             is under way then is finished.
@@ -153,30 +155,35 @@ async def run_suite(
         UserError: a model does not say how many tokens an answer took, which a budget needs; a task cannot be asked or
             judged at all; or nothing but failures comes at first.
     """
-    waiting = iter(list(missing_answers(tasks, samples, log.answers)))
     counts = {"failed": 0, "answered": 0}
 
-    async def work() -> None:
-        for place, task, sample in waiting:
-            if token_budget and tokens_of(log.answers.values()) >= token_budget:
-                return
+    async def ask(place: int, task: Task, sample: int) -> None:
+        try:
             answer = await _answered(task, place, sample, digests[task.id], answerer, scorer)
             if token_budget and answer.text and not (answer.tokens or answer.prompt_tokens):
                 raise UserError("the model does not say how many tokens it took, which config.token_budget counts")
             if grader is not None and not answer.failure:
                 answer = dataclasses.replace(answer, graded=await grader.grade(task, answer.text))
-            log.append(answer)
-            report(answer)
-            counts["failed" if answer.failure == "machine" else "answered"] += 1
-            if counts["failed"] >= _HOPELESS and not counts["answered"]:
-                raise UserError(f"the first {counts['failed']} answers all failed, the last with {answer.error}")
+        finally:
+            places.release()
+        log.append(answer)
+        report(answer)
+        counts["failed" if answer.failure == "machine" else "answered"] += 1
+        if counts["failed"] >= _HOPELESS and not counts["answered"]:
+            raise UserError(f"the first {counts['failed']} answers all failed, the last with {answer.error}")
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(work())
+            for place, task, sample in list(missing_answers(tasks, samples, log.answers)):
+                await places.acquire()
+                if token_budget and tokens_of(log.answers.values()) >= token_budget:
+                    places.release()
+                    break
+                group.create_task(ask(place, task, sample))
+            if all_asked is not None:
+                all_asked.set()
     except BaseExceptionGroup as errors:  # not except*, out of which Python 3.11.2 raises a group again
-        raise _first(errors) from None
+        raise first_error(errors) from None
 
 
 def tokens_of(answers: Iterable[JudgedAnswer]) -> int:
@@ -184,9 +191,10 @@ def tokens_of(answers: Iterable[JudgedAnswer]) -> int:
     return sum(answer.prompt_tokens + answer.tokens for answer in answers)
 
 
-def _first(errors: BaseExceptionGroup) -> BaseException:
+def first_error(errors: BaseExceptionGroup) -> BaseException:
+    """The first error of a group that is none itself."""
     first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def missing_answers(

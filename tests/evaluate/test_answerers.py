@@ -169,9 +169,13 @@ class Scorer:
 def ask(answerer, folder, tasks, samples=1):
     log = AnswerLog(folder)
     digests = {task.id: "0" for task in tasks}
-    options = {"log": log, "at_once": 2, "report": lambda answer: None}
+
+    async def ask_all():
+        options = {"log": log, "places": asyncio.Semaphore(2), "report": lambda answer: None}
+        await run_suite(tasks, digests, samples, answerer, Scorer(), **options)
+
     try:
-        asyncio.run(run_suite(tasks, digests, samples, answerer, Scorer(), **options))
+        asyncio.run(ask_all())
     finally:
         log.close()
     return log.answers

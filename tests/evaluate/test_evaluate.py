@@ -16,6 +16,11 @@ import pytest
 
 from k2jax.agents.registry import datasets
 from k2jax.config import load_experiment
+from k2jax.errors import InfrastructureError
+from k2jax.evaluate import evaluation, suite_run
+from k2jax.evaluate.answerers import Given, failed_episode
+from k2jax.evaluate.evaluation import Evaluation
+from k2jax.evaluate.models import ModelChoice
 from k2jax.evaluate.page import report_page
 from k2jax.evaluate.suite import checked_suite, load_suite, suite_tasks
 from k2jax.evaluate.suite_run import FILE, read_answers
@@ -112,13 +117,9 @@ def test_the_oracle_scores_1_and_silence_its_chance(name, data, tmp_path):
 
 
 def without_times(folder):
-    """The results without the seconds that answers took, and the answers without theirs."""
-    results = results_of(folder)
-    del results["began"]
-    for suite in results["suites"].values():
-        del suite["seconds"]
-    answers = {name: read_answers(folder / name) for name in results["suites"]}
-    return results, {
+    """The bytes of the results, and the answers without the seconds that they took."""
+    answers = {name: read_answers(folder / name) for name in results_of(folder)["suites"]}
+    return (folder / "results.json").read_bytes(), {
         key: dataclasses.replace(answer, seconds=0.0) for found in answers.values() for key, answer in found.items()
     }
 
@@ -139,6 +140,42 @@ def test_a_killed_evaluation_goes_on_to_the_same_results(tmp_path):
         assert after.startswith(b"".join(log.splitlines(keepends=True)[:kept])) and after.count(b"\n") == 16
 
 
+def test_a_suite_begins_while_the_last_answers_of_the_one_before_are_waited_for(tmp_path, monkeypatch):
+    begun, under_way = [], set()
+    late = asyncio.Event()
+
+    class Slow:
+        def __init__(self, suite):
+            self.name = suite.options[1]
+
+        async def answer(self, task, place, sample):
+            begun.append((self.name, place))
+            under_way.add((self.name, task.id))
+            assert len(under_way) <= 2
+            if begun == [("count=6", 0)]:
+                await asyncio.wait_for(late.wait(), 10)  # for the second suite's last task
+            elif (self.name, place) == ("count=4", 3):
+                late.set()
+            await asyncio.sleep(0)
+            under_way.remove((self.name, task.id))
+            return Given(failed_episode(task, place, sample, InfrastructureError("none")), 0, 0)
+
+    @contextlib.asynccontextmanager
+    async def opened(*arguments):
+        yield Slow
+
+    monkeypatch.setattr(evaluation, "open_model", opened)
+    monkeypatch.setattr(suite_run, "_judged", lambda *arguments: asyncio.sleep(0, ""))
+    names = []
+    for count in (6, 4):
+        names.append(str(tmp_path / f"of{count}.py"))
+        text = "from k2jax.evaluate.suite import suite\ndef get_config():\n    return suite(options=('kinds=add3', "
+        Path(names[-1]).write_text(f"{text}'count={count}'))\n")
+    choice = ModelChoice(model="oracle")
+    asyncio.run(Evaluation(str(tmp_path / "run"), names, choice, changes={}).run(2))
+    assert begun == [("count=6", place) for place in range(6)] + [("count=4", place) for place in range(4)]
+
+
 def test_a_folder_goes_on_only_with_the_same_model_settings_and_tasks(tmp_path):
     words = ("characters", f"--workdir={tmp_path}", "--count=3")
     assert evaluate(*words, "--model=oracle").returncode == 0
@@ -146,6 +183,7 @@ def test_a_folder_goes_on_only_with_the_same_model_settings_and_tasks(tmp_path):
         ("--model=null", "another model: its model was 'oracle', and is 'null'"),
         ("--count=4", "other answers of the suite 'characters': its count, tasks changed"),
         ("--samples=2", "its samples changed"),
+        ("--max_tokens=8", "its max_tokens changed"),
     ):
         done = evaluate(*words, "--model=oracle", change)
         assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
