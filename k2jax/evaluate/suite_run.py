@@ -148,29 +148,26 @@ async def run_suite(
         report: is told of every new answer.
         all_asked: is set when nothing more is asked and the last answers are waited for, or None.
         grader: grades each beside ``scorer``, or None.
-        token_budget: of all answers in the log, read and written, from which on nothing more is asked; 0 is none. What
-            is under way then is finished.
+        token_budget: tokens in the log, read and written, from which on nothing more is asked; 0 is none.
 
     Raises:
-        UserError: a model does not say how many tokens an answer took, which a budget needs; a task cannot be asked or
-            judged at all; or nothing but failures comes at first.
+        UserError: tokens are not told, which a budget needs; a task cannot be asked or judged; or all fail at first.
     """
-    counts = {"failed": 0, "answered": 0}
+    new: list[JudgedAnswer] = []
 
     async def ask(place: int, task: Task, sample: int) -> None:
         try:
             answer = await _answered(task, place, sample, digests[task.id], answerer, scorer)
-            if token_budget and answer.text and not (answer.tokens or answer.prompt_tokens):
-                raise UserError("the model does not say how many tokens it took, which config.token_budget counts")
             if grader is not None and not answer.failure:
                 answer = dataclasses.replace(answer, graded=await grader.grade(task, answer.text))
         finally:
             places.release()
+        if token_budget:
+            _check_counted(answer)
         log.append(answer)
         report(answer)
-        counts["failed" if answer.failure == "machine" else "answered"] += 1
-        if counts["failed"] >= _HOPELESS and not counts["answered"]:
-            raise UserError(f"the first {counts['failed']} answers all failed, the last with {answer.error}")
+        new.append(answer)
+        _check_hopeful(new)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -184,6 +181,16 @@ async def run_suite(
                 all_asked.set()
     except BaseExceptionGroup as errors:  # not except*, out of which Python 3.11.2 raises a group again
         raise first_error(errors) from None
+
+
+def _check_counted(answer: JudgedAnswer) -> None:
+    if answer.text and not (answer.tokens or answer.prompt_tokens):
+        raise UserError("the model does not say how many tokens it took, which config.token_budget counts")
+
+
+def _check_hopeful(new: Sequence[JudgedAnswer]) -> None:
+    if len(new) == _HOPELESS and all(answer.failure == "machine" for answer in new):
+        raise UserError(f"the first {len(new)} answers all failed, the last with {new[-1].error}")
 
 
 def tokens_of(answers: Iterable[JudgedAnswer]) -> int:

@@ -209,7 +209,9 @@ class Tags(html.parser.HTMLParser):
 def test_the_page_shows_every_answer_and_nothing_in_it_can_act(tmp_path):
     assert evaluate("characters", "--model=oracle", f"--workdir={tmp_path}", "--count=3").returncode == 0
     plain = Tags((tmp_path / "report.html").read_text())
-            from k2jax.evaluate.scores import Price
+    from k2jax.evaluate.evaluation import Evaluation
+    from k2jax.evaluate.models import ModelChoice
+    from k2jax.evaluate.scores import Price
 
     evil = "</pre></details></style><script src=//e.vil></script><img src=x onerror=alert(1)>'\"&\ud800"
     evaluation = Evaluation(str(tmp_path), ["characters"], ModelChoice(model="oracle"), changes={"count": 3})
