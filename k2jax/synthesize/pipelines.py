@@ -11,6 +11,8 @@ from k2jax.synthesize.questions import AskedModel
 from k2jax.synthesize.rephrase.rephrase_stages import rephrase_records, rephrase_stages
 from k2jax.synthesize.rephrase.rephrased_files import export_rephrasings
 from k2jax.synthesize.rephrase.wording_programs import rephrase_programs
+from k2jax.synthesize.safety.desk_programs import safety_programs
+from k2jax.synthesize.safety.safety_pipeline import export_safety, safety_records, safety_stages
 from k2jax.synthesize.settings import SynthesisConfig
 from k2jax.synthesize.stages import Record, SynthesisStage
 from k2jax.synthesize.tool_use.exports import export_tool_use
@@ -44,6 +46,7 @@ class PipelineParts(NamedTuple):
 PIPELINES = {
     "tool_use": PipelineParts(tool_use_stages, tool_use_records, tool_use_programs, export_tool_use),
     "rephrase": PipelineParts(rephrase_stages, rephrase_records, rephrase_programs, export_rephrasings),
+    "safety": PipelineParts(safety_stages, safety_records, safety_programs, export_safety),
     "tools": PipelineParts(repository_stages, repository_records, repository_programs, export_repository),
 }
 """By the names that a config has."""

@@ -18,7 +18,7 @@ class ModelQuestion(NamedTuple):
     """One request to a model.
 
     Attributes:
-        role: who is asked: ``writer``, ``agent``, ``user`` or ``judge``.
+        role: who is asked, such as ``writer``, ``agent``, ``user`` or ``judge``.
         purpose: of the question, by which a program knows what is asked.
         messages: in OpenAI's format.
         inputs: what the messages were made of, for programs that play models; they are never sent.

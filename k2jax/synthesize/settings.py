@@ -79,15 +79,29 @@ class RephraseConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SafetyConfig:
+    """Sizes of the pipeline ``safety``."""
+
+    path: str = ""  #: of the seed prompts, JSON lines; empty makes exact desks, whose secrets are known
+    seeds: PositiveInt = 100  #: seed prompts; of the path at most so many
+    rounds: PositiveInt = 4  #: most attacks on a seed, each by another strategy
+    near: Share = 0.97  #: cosine similarity of words from which two seeds are the same
+    weaknesses: Share = 0.2  #: share of the strategies to which the program that plays the target gives in
+    overrefusals: Share = 0.1  #: share of desks at which that program refuses harmless requests
+    judge_mistakes: Share = 0.0  #: share of the verdicts of the program that plays the judge that are turned round
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SynthesisConfig:
     """A synthesis."""
 
-    pipeline: Literal["tool_use", "tools", "rephrase"] = "tool_use"  #: which one
+    pipeline: Literal["tool_use", "tools", "rephrase", "safety"] = "tool_use"  #: which one
     seed: NonNegativeInt = 0  #: of all that is drawn
     models: Mapping[str, AskedModelConfig] = dataclasses.field(default_factory=dict)  #: by role; others are programs
     tool_use: ToolUseConfig = ToolUseConfig()  #: sizes of the pipeline of that name
     repository: RepositoryConfig = RepositoryConfig()  #: sizes of the pipeline tools
     rephrase: RephraseConfig = RephraseConfig()  #: sizes of the pipeline of that name
+    safety: SafetyConfig = SafetyConfig()  #: sizes of the pipeline of that name
 
 
 def synthesis(**fields: Any) -> ConfigDict:
@@ -112,24 +126,35 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
     values = read_group(SynthesisConfig, config, "")
     check_fields(values)
     groups = {"tool_use": ("tool_use", ToolUseConfig()), "tools": ("repository", RepositoryConfig())}
-    groups["rephrase"] = ("rephrase", RephraseConfig())
+    groups |= {"rephrase": ("rephrase", RephraseConfig()), "safety": ("safety", SafetyConfig())}
     for pipeline, (name, default) in groups.items():
         if pipeline != values.pipeline and getattr(values, name) != default:
             raise UserError(f"config.{name} is of the pipeline {pipeline}, and this is {values.pipeline}; leave it out")
     for role, model in values.models.items():
         if bool(model.url) != bool(model.name):
             raise UserError(f"config.models.{role} needs both url and name, or neither")
-    sizes, served = values.tool_use, {role for role, model in values.models.items() if model.url}
-    for role, key, value in (
-        ("writer", "size", sizes.size != "full"),
-        ("user", "user_faults", sizes.user_faults),
-        ("judge", "judge_mistakes", sizes.judge_mistakes),
-    ):
-        if value and role in served:
-            raise UserError(f"config.tool_use.{key} is of the program that plays the {role}; leave it or the model out")
+    _check_programs(values)
+    sizes = values.tool_use
     if sizes.mistakes + sizes.user_faults + sizes.tool_faults > 1:
         raise UserError("config.tool_use: mistakes, user_faults and tool_faults are together at most 1")
     return values
+
+
+def _check_programs(values: SynthesisConfig) -> None:
+    """Raises UserError where a server plays a role, and a setting is of the program that would."""
+    served = {role for role, model in values.models.items() if model.url}
+    defaults = SynthesisConfig()
+    for group, role, key in (
+        ("tool_use", "writer", "size"),
+        ("tool_use", "user", "user_faults"),
+        ("tool_use", "judge", "judge_mistakes"),
+        ("safety", "target", "weaknesses"),
+        ("safety", "target", "overrefusals"),
+        ("safety", "judge", "judge_mistakes"),
+    ):
+        given, default = (getattr(getattr(one, group), key) for one in (values, defaults))
+        if given != default and role in served:
+            raise UserError(f"config.{group}.{key} is of the program that plays the {role}; leave it or the model out")
 
 
 def opened_models(

@@ -32,6 +32,7 @@ CATALOG: dict[str, dict[str, str]] = {
         "swe": "k2jax.tasks.swe.dataset:SWETasks",
         "swe_images": "k2jax.tasks.swe_images.dataset:SWEImageTasks",
         "tables": "k2jax.tasks.tables.dataset:TableTasks",
+        "task_lines": "k2jax.tasks.task_lines:TaskLines",
         "tau2": "k2jax.tasks.tau2.dataset:Tau2Tasks",
         "terminal": "k2jax.tasks.terminal.dataset:TerminalTasks",
         "tool_use": "k2jax.tasks.tool_use.dataset:ToolUseTasks",

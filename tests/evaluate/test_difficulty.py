@@ -74,7 +74,7 @@ def test_tasks_in_the_band_are_kept_and_reinforcement_learning_reads_the_rates(s
     [
         ("characters", ["--band=0.9,0.1"], "--band is a least and a largest"),
         ("characters", ["--band=a"], "--band is a least and a largest"),
-        ("none.jsonl", [], "cannot read none.jsonl"),
+        ("none.jsonl", [], "there is no file of tasks none.jsonl"),
         ("no_dataset", [], "no dataset"),
     ],
 )

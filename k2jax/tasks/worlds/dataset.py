@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
-from pathlib import Path
 import random
 from typing import Any
 
@@ -16,6 +15,7 @@ from k2jax.agents.split import FileSplit, split_of
 from k2jax.agents.task import Budget, Task
 from k2jax.errors import UserError
 from k2jax.tasks.generated import user
+from k2jax.tasks.task_lines import read_tasks
 from k2jax.tasks.worlds.dialogue import USER
 from k2jax.tasks.worlds.failures import FailureRates
 from k2jax.tasks.worlds.goals import EXPECTED
@@ -25,7 +25,6 @@ from k2jax.tasks.worlds.world_spec import WorldSpec
 from k2jax.tasks.worlds.world_tools import WORLD, told_world, world_of
 
 _TRIES = 20
-MOST_TASK_BYTES = 1 << 20
 
 
 class WorldTasks:
@@ -99,20 +98,7 @@ class WorldTasks:
             yield world_task(f"{world.spec.name}/{self._split}{number}", world.spec, drawn, self._rates, self._steps)
 
     def _read(self) -> Iterator[Task]:
-        path = Path(self._path).expanduser()
-        if not path.is_file():
-            raise UserError(f"worlds: there is no file {path}; python -m k2jax.synthesize writes them")
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    if len(line) > MOST_TASK_BYTES:
-                        raise UserError(f"it has more than {MOST_TASK_BYTES:,} bytes")
-                    task = Task.from_json(line.decode(errors="strict"))
-                    world_of(told_world(task), 0)
-                except (UserError, UnicodeDecodeError) as error:
-                    raise UserError(f"worlds: line {number} of {path}: {error}") from None
-                if self._split in ("all", split_of(task.id)):
-                    yield task
+        return read_tasks(self._path, self._split, lambda task: world_of(told_world(task), 0))
 
 
 def _judged(task: Task, share: float) -> Task:
