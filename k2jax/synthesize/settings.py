@@ -47,6 +47,7 @@ class ToolUseConfig:
     user_faults: Share = 0.0  #: share in which the user leaves early or keeps back what it knows
     tool_faults: Share = 0.0  #: share in which a tool of the solution does nothing or always fails
     judge_mistakes: Share = 0.0  #: share of the verdicts of the program that plays the judge that are turned round
+    second_verdict: bool = False  #: on each dialogue, with the rubric turned round; both must be the same
     encoder: str = ""  #: of near-duplicates: minilm, or a folder of a BERT model; empty compares words alone
     near: Share = 0.92  #: cosine similarity from which the prompts of two agents of one world are duplicates
 
@@ -135,6 +136,8 @@ def resolved(config: ConfigDict | Mapping[str, Any]) -> SynthesisConfig:
             raise UserError(f"config.models.{role} needs both url and name, or neither")
     _check_programs(values)
     sizes = values.tool_use
+    if "second_judge" in values.models and not sizes.second_verdict:
+        raise UserError("config.models.second_judge gives a second verdict; set config.tool_use.second_verdict")
     if sizes.mistakes + sizes.user_faults + sizes.tool_faults > 1:
         raise UserError("config.tool_use: mistakes, user_faults and tool_faults are together at most 1")
     return values

@@ -17,9 +17,14 @@ from k2jax.agents.dataset import load_tasks
 from k2jax.config import load_experiment
 from k2jax.data.chat_records import messages_and_tools
 from k2jax.errors import UserError
+from k2jax.synthesize.asking import Asker
 from k2jax.synthesize.kept_results import LOG, STAGES
-from k2jax.synthesize.pipeline import Machines, Synthesis
+from k2jax.synthesize.pipeline import OUT, Machines, Synthesis
+from k2jax.synthesize.questions import ProgramModel
 from k2jax.synthesize.settings import AskedModelConfig, SynthesisConfig, ToolUseConfig, resolved, synthesis
+from k2jax.synthesize.tool_use.exports import judge_agreement
+from k2jax.synthesize.tool_use.pipeline import tool_use_stages
+from k2jax.synthesize.tool_use.trajectory_judge import DISAGREE, judged
 
 SMALL = SynthesisConfig(tool_use=ToolUseConfig(tools=18, agents=4, tasks=8, failures=0.03, mistakes=0.4))
 OUTPUTS = ("sft.jsonl", "unfiltered.jsonl", "tasks.jsonl", "funnel.json", "funnel.md", "manifest.json")
@@ -168,3 +173,38 @@ def test_a_cluster_of_three_nodes_gives_the_same_bytes(made, tmp_path):
     finally:
         ray.shutdown()  # a cluster removes no node that this process is connected to
         cluster.shutdown()
+
+
+def test_a_second_verdict_sees_the_points_turned_round_and_must_be_the_same(made):
+    folder, _, _ = made
+    [path] = (folder / STAGES).glob("*_dialogues")
+    records = [json.loads(line) for line in (path / OUT).read_text().splitlines()]
+    long = max(records, key=lambda record: len(record["task"]["rubric"]))
+    rubric, asked = long["task"]["rubric"], []
+    assert len(rubric) > 1
+
+    def says(question, blame, missed=""):
+        asked.append(question.messages[0]["content"])
+        points = [{"point": n, "met": p != missed, "turns": []} for n, p in enumerate(question.inputs["rubric"])]
+        return {"content": json.dumps({"points": points, "blame": blame})}
+
+    def verdicts(*answers):
+        left = iter(answers)
+        models = {"judge": ProgramModel("judge", lambda question, _: says(question, *next(left)))}
+        return asyncio.run(judged("judge")(long, Asker(models, "record")))
+
+    [kept], _ = verdicts(("nobody",), ("nobody",))
+    assert [asked[1].index(point) for point in rubric] == sorted((asked[1].index(p) for p in rubric), reverse=True)
+    assert [asked[0].index(point) for point in rubric] == sorted(asked[0].index(p) for p in rubric)
+    _, [(why, record)] = verdicts(("nobody", rubric[0]), ("nobody", rubric[0]))
+    assert why == "a point is not met"
+    for verdict in (record["verdict"], record["second_verdict"]):
+        assert {point["point"] for point in verdict["points"] if not point["met"]} == {0}
+    for answers in ([("nobody",), ("nobody", rubric[0])], [("agent",), ("user",)]):
+        _, [(why, dropped)] = verdicts(*answers)
+        assert why == DISAGREE
+    assert judge_agreement([kept], [dropped])["second_agrees"] == 0.5
+    with pytest.raises(UserError, match="second_judge gives a second verdict"):
+        resolved(synthesis(models={"second_judge": AskedModelConfig(url="http://localhost:1", name="k2")}))
+    stages = tool_use_stages(SynthesisConfig(tool_use=ToolUseConfig(second_verdict=True)))
+    assert stages[-1].options == {"second": "judge"}

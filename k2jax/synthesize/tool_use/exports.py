@@ -52,7 +52,8 @@ def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict
     Returns:
         ``blame`` is the share of verdicts that blame whom the exact judge blames; ``planted`` the share of planted
         faults, of those that kept the goal from being reached, that are blamed on whom they were planted in; ``blamed``
-        counts verdicts by what was planted: ``none`` where nothing was and the goal was not reached either.
+        counts verdicts by what was planted: ``none`` where nothing was and the goal was not reached either;
+        ``second_agrees`` is the share of second verdicts with the blame of the first.
     """
     everything = (*judged, *dropped)
     counts = {name: dict.fromkeys(BLAMED, 0) for name in ("agent", "user", "tool", "none", "solved")}
@@ -64,8 +65,12 @@ def judge_agreement(judged: Sequence[Record], dropped: Sequence[Record]) -> dict
     right = sum(record["exact"]["solved"] for record in judged)
     missed = sum(record["exact"]["solved"] for record in dropped)
     blamed = [record["verdict"]["blame"] == record["exact"]["blame"] for record in everything]
+    seconds = [record for record in everything if "second_verdict" in record]
+    agreed = [record["verdict"]["blame"] == record["second_verdict"]["blame"] for record in seconds]
+    second = {"second_agrees": sum(agreed) / len(agreed)} if agreed else {}
     return {
         "judged": len(blamed),
+        **second,
         "precision": right / len(judged) if judged else None,
         "recall": right / (right + missed) if right + missed else None,
         "blame": sum(blamed) / len(blamed) if blamed else None,

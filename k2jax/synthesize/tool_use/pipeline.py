@@ -52,6 +52,8 @@ def tool_use_stages(config: SynthesisConfig) -> list[SynthesisStage]:
     episodes = {"failures": sizes.failures, "steps": sizes.steps, "faults": faults}
     episodes["is_user_asked"] = "user" in config.models
     asked = ("agent", "user") if "user" in config.models else ("agent",)
+    judges = ("judge", "second_judge") if "second_judge" in config.models else ("judge",)
+    second = {"second": judges[-1]} if sizes.second_verdict else {}
     made = [
         SynthesisStage(name="domains", maker=f"{_TOOLS}.domain_worlds:domains", roles=("writer",)),
         SynthesisStage(name="worlds", maker=f"{_TOOLS}.domain_worlds:worlds", roles=("writer",)),
@@ -67,5 +69,5 @@ def tool_use_stages(config: SynthesisConfig) -> list[SynthesisStage]:
         ),
         SynthesisStage(name="tasks", maker=f"{_HERE}.world_tasks:tasks", options=tasks, roles=("writer",)),
         SynthesisStage(name="dialogues", maker=f"{_HERE}.dialogues:dialogues", options=episodes, roles=asked),
-        SynthesisStage(name="judged", maker=f"{_HERE}.trajectory_judge:judged", roles=("judge",)),
+        SynthesisStage(name="judged", maker=f"{_HERE}.trajectory_judge:judged", options=second, roles=judges),
     ]

@@ -28,6 +28,7 @@ _VALUES = re.compile(r"[A-Z][a-z]+ [A-Z][a-z]+|\b[a-z]*\d+\b")
 BLAMED = ("nobody", "agent", "user", "tool")
 MOST_TURNS = 20
 """That show a point, in a verdict."""
+DISAGREE = "the two verdicts differ"
 _TRIES = 3
 _REASONS = {"agent": "the agent failed", "user": "void: the user failed", "tool": "void: a tool failed"}
 _POINT = {
@@ -47,33 +48,53 @@ def _schema(points: int) -> dict[str, Any]:
     return {"type": "object", "required": ["points", "blame"], "properties": properties}
 
 
-def judged() -> Work:
-    """The stage that asks a judge about a dialogue, and keeps what is right."""
+def judged(second: str = "") -> Work:
+    """The stage that asks a judge about a dialogue, and keeps what is right.
+
+    Args:
+        second: role that gives a second verdict, with the rubric's points in the other order; a dialogue on which the
+            two differ leaves. Empty asks once.
+    """
 
     async def work(record: Record, asker: Asker) -> Made:
         task, dialogue = Task.from_json(record["task_json"]), record["dialogue"]
-        rubric = record["task"]["rubric"]
         report = exact_report(task, dialogue)
         exact = {"solved": report.solved, "blame": blamed(task, dialogue, report), **report._asdict()}
-        points = "\n".join(f"{number}. {point}" for number, point in enumerate(rubric))
-        text = (
-            f"A conversation at a service desk, turn by turn:\n{transcript(dialogue['messages'])}\n\nWhat "
-            f"is looked for:\n{points}\n\nSay of every point by its number whether it is met, and in which turns "
-            "that is seen. If the user did not get what it wanted, say who is to blame: the agent; the user, if it "
-            'left or kept back what it knew; or a tool that failed. Answer with JSON: {"points": [{"point": number, '
-            '"met": true or false, "turns": [numbers]}], "blame": "nobody", "agent", "user" or "tool"}.'
-        )
-        inputs = {"task": task, "rubric": rubric, "dialogue": dialogue}
-        asked = [{"role": "user", "content": text}]
-        verdict = await asker.ask_object("judge", "verdict", asked, _schema(len(rubric)), inputs=inputs)
-        met = {point["point"] for point in verdict["points"] if point["met"]}
-        is_good = verdict["blame"] == "nobody" and met >= set(range(len(rubric)))
+        order = list(range(len(record["task"]["rubric"])))
+        verdict = await _verdict(record, "judge", order, task, asker)
         judged = {**record, "verdict": verdict, "exact": exact}
-        if is_good:
+        if second:
+            judged["second_verdict"] = other = await _verdict(record, second, order[::-1], task, asker)
+            if (other["blame"], _is_good(other, record)) != (verdict["blame"], _is_good(verdict, record)):
+                return Made([], [(DISAGREE, judged)])
+        if _is_good(verdict, record):
             return Made([judged])
         return Made([], [(_REASONS.get(verdict["blame"], "a point is not met"), judged)])
 
     return work
+
+
+async def _verdict(record: Record, role: str, order: Sequence[int], task: Task, asker: Asker) -> dict[str, Any]:
+    """A verdict with the numbers that the points of the rubric have, whatever the order in which they are shown."""
+    dialogue, rubric = record["dialogue"], [record["task"]["rubric"][number] for number in order]
+    points = "\n".join(f"{number}. {point}" for number, point in enumerate(rubric))
+    text = (
+        f"A conversation at a service desk, turn by turn:\n{transcript(dialogue['messages'])}\n\nWhat "
+        f"is looked for:\n{points}\n\nSay of every point by its number whether it is met, and in which turns "
+        "that is seen. If the user did not get what it wanted, say who is to blame: the agent; the user, if it "
+        'left or kept back what it knew; or a tool that failed. Answer with JSON: {"points": [{"point": number, '
+        '"met": true or false, "turns": [numbers]}], "blame": "nobody", "agent", "user" or "tool"}.'
+    )
+    inputs = {"task": task, "rubric": rubric, "dialogue": dialogue}
+    asked = [{"role": "user", "content": text}]
+    verdict = await asker.ask_object(role, "verdict", asked, _schema(len(rubric)), inputs=inputs)
+    points = [point for point in verdict["points"] if 0 <= point["point"] < len(order)]
+    return {**verdict, "points": [{**point, "point": order[point["point"]]} for point in points]}
+
+
+def _is_good(verdict: Mapping[str, Any], record: Record) -> bool:
+    met = {point["point"] for point in verdict["points"] if point["met"]}
+    return verdict["blame"] == "nobody" and met >= set(range(len(record["task"]["rubric"])))
 
 
 def exact_report(task: Task, dialogue: Mapping[str, Any]) -> GoalReport:
