@@ -17,6 +17,7 @@ from k2jax.data.disk_files import DISK, Files
 # blocks of 16 KiB and read four times the bytes from a cold disk. The checksums are 1/4096 of the data. Another size
 # needs another FORMAT of the manifest.
 BLOCK = 16 * 2**10  # [bytes]
+BLOCKS = "blocks.npy"  # the file that holds the checksums of a split's token files
 READ_AT_ONCE = 256 * BLOCK  # of a whole file: little memory, and few calls [bytes]
 
 

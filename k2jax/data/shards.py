@@ -19,14 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from k2jax.data.blocks import BlockFile, block_count
+from k2jax.data.blocks import BLOCKS, BlockFile, block_count
 from k2jax.data.cache import damaged, unreadable
 from k2jax.data.disk_files import DISK, Files
+from k2jax.data.index_files import IndexFiles
 from k2jax.data.manifest import HELD_OUT, TRAIN, read_manifest
 from k2jax.data.paged.array import FENCES, PAGES, ArrayPart
-from k2jax.data.paged.index_files import IndexFiles
 from k2jax.data.paged.open_files import OPEN
-from k2jax.data.split_writer import BLOCKS
 
 VERIFY_BELOW = 256 * 2**20  # data below this size are checked whole at opening [bytes]
 CHECKED_AT_ONCE = 2**20  # values of an index

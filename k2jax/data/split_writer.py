@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from k2jax.data.blocks import BlockSums
+from k2jax.data.blocks import BLOCKS, BlockSums
 from k2jax.data.paged.array import FENCES, PAGE, PAGES, fence_numbers
-
-BLOCKS = "blocks.npy"
 
 
 class SplitWriter:

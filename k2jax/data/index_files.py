@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from k2jax.data.blocks import BlockFile, BlockSums, block_count
+from k2jax.data.blocks import BLOCKS, BlockFile, BlockSums, block_count
 from k2jax.data.cache import damaged, unreadable
 from k2jax.data.disk_files import Files
 from k2jax.data.manifest import NAME
 from k2jax.data.paged.array import FENCES, PAGE, PAGES, MalformedArray, Offsets, PagedArray, fence_numbers
-from k2jax.data.split_writer import BLOCKS
 from k2jax.errors import UserError
 
 INDICES = ("offsets.npy", "bytes.npy", BLOCKS)
