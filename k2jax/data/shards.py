@@ -111,11 +111,10 @@ class TokenStream:
         except OSError as error:
             raise unreadable(folder, error, self._folder) from None
         for name, size in zip(self._names, self._sizes, strict=True):
-            path = self._folder / name
-            length = sizes.get(path.name)
+            length = sizes.get(name.rpartition("/")[2])
             if length != size:
                 damage = "missing" if length is None else f"{length} bytes long instead of {size}"
-                raise damaged(path, damage, self._folder)
+                raise damaged(self._folder / name, damage, self._folder)
 
     def _opened(self, number: int) -> BlockFile:
         """A token file."""
