@@ -1,16 +1,22 @@
 """Rows of whole conversations: none is cut, and only what the assistant wrote has weight.
 
 A stored value is twice a token's id, plus one where the token is trained on. Conversations are packed by best fit, the
-longest first: each goes into the fullest row that still has room for it. The packing depends on the lengths alone.
+longest first: each goes into the fullest row that still has room for it. The packing depends on the lengths alone. It
+is planned at opening, of a large source in windows of consecutive conversations.
 """
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row
-from k2jax.data.best_fit import best_fit
+from k2jax.data.best_fit import fitted
 from k2jax.data.shards import TokenStream
+
+PLANNED_TOGETHER = 2**23
+"""Conversations of a window, of which no row holds those of two."""
 
 
 def marked(ids: np.ndarray, trained: np.ndarray) -> np.ndarray:
@@ -34,11 +40,14 @@ class ConversationRows:
     def __init__(self, stream: TokenStream, length: int):
         """Packs the conversations, each of at most ``length`` tokens."""
         self.stream, self.length = stream, length
-        self._rows = best_fit(np.diff(stream.offsets), length)
+        self._firsts = range(0, stream.documents, PLANNED_TOGETHER)
+        offsets = (stream.offsets[first : first + PLANNED_TOGETHER + 1] for first in self._firsts)
+        self._windows = [fitted(np.diff(each), length) for each in offsets]
+        self._starts = np.cumsum([0, *map(len, self._windows)]).tolist()  # of the windows, among the rows
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self._rows)
+        return self._starts[-1]
 
     @property
     def tokens(self) -> int:
@@ -53,7 +62,9 @@ class ConversationRows:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        parts = [self._conversation(number) for number in self._rows[index]]
+        window = bisect.bisect_right(self._starts, index) - 1
+        numbers = self._windows[window][index - self._starts[window]]
+        parts = [self._conversation(self._firsts[window] + number) for number in numbers]
         row = pack_row([ids for ids, _ in parts], self.length)
         trained = np.concatenate([part for _, part in parts])
         row.targets["weights"][: len(trained)] *= trained  # a conversation's first token has no weight as it is

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.schema import SourceConfig
 from k2jax.data.filled_mixture import FilledMixture
 from k2jax.data.packing import bits_per_byte, shuffle_seed
+from k2jax.data.planned_rows import drawn_before, drawn_rows
 from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
 from k2jax.errors import UserError
@@ -27,14 +29,14 @@ if TYPE_CHECKING:
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
-
-
-class _RowSelection(MixturePlan, grain.transforms.DatasetSelectionMap):
-    """A plan in the form that grain takes."""
+_CHECKED_STEPS = 2**14  # at a time
 
 
 class DataLoader:
-    """Batches of the training mixture; a process may read only some rows of each batch."""
+    """Batches of the training mixture; a process may read only some rows of each batch.
+
+    Nothing is held for a row, a step or a document: the order of rows is a permutation that is computed index by index.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class DataLoader:
         mixture = FilledMixture(rows, sources, vision_share, batch_size=batch_size, steps=steps, seed=seed)
         self._filled, rows = mixture.filled, mixture.rows
         self._source_rows = [len(rows[name]) for name in self._names]
-        self._plan = _RowSelection(mixture.weighting, mixture.limits)
+        self._plan = MixturePlan(mixture.weighting, mixture.limits)
         if self._plan.rows is not None and self._plan.rows // batch_size < steps:
             which = "every source with images, or every other, has" if vision_share else "every source has"
             raise UserError(
@@ -84,21 +86,25 @@ class DataLoader:
             )
         if images:
             self._check_patch_rows(images.shape.rows)
-        shuffled = [
+        self._shuffled = [
             grain.MapDataset.source(rows[name]).shuffle(seed=shuffle_seed(seed, name)).repeat() for name in self._names
         ]
-        self._rows = grain.MapDataset.select_from_datasets(shuffled, self._plan)
 
     def _check_patch_rows(self, rows: int) -> None:
         """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
         if rows >= self._batch_size:
             return
-        drawn = [self._plan.drawn(step * self._batch_size) for step in range(self._steps + 1)]
-        seen = np.diff(np.array(drawn)[:, self._has_images].sum(1))
-        if seen.max() > rows:
+        most, fullest = 0, 0
+        for first in range(0, self._steps, _CHECKED_STEPS):
+            steps = np.arange(first, min(first + _CHECKED_STEPS, self._steps) + 1)
+            drawn = drawn_before(self._plan, steps * self._batch_size)
+            seen = np.diff(drawn[:, self._has_images].sum(1))
+            if seen.max() > most:
+                most, fullest = int(seen.max()), first + int(seen.argmax())
+        if most > rows:
             raise UserError(
-                f"step {seen.argmax() + 1} has {seen.max()} rows with images, and {rows} rows of patches hold them: "
-                f"set config.data.images.rows to {seen.max() / self._batch_size:.3g} or more"
+                f"step {fullest + 1} has {most} rows with images, and {rows} rows of patches hold them: "
+                f"set config.data.images.rows to {most / self._batch_size:.3g} or more"
             )
 
     @property
@@ -108,18 +114,14 @@ class DataLoader:
 
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
-        start = step * self._batch_size
+        sources, draws = (each.tolist() for each in self._drawn(step))
         padding = pack_row([], self._length)
 
         def row_of(row: int) -> PackedBatch | PlannedRow:
             """A row of the batch; one of text that another process reads is not packed here."""
-            if row >= self._batch_size:
+            if row >= self._batch_size or (row not in self._own and not self._has_images[sources[row]]):
                 return padding
-            source, draw = self._plan[start + row]
-            if not self._has_images[source]:
-                return self._rows[start + row] if row in self._own else padding
-            filled = self._filled.get(self._names[source])
-            return filled.row(draw) if filled else self._rows[start + row]
+            return self._row(sources[row], draws[row])
 
         if self._images is None:
             return stack_rows([row_of(row) for row in self._local_rows])
@@ -142,10 +144,22 @@ class DataLoader:
         batches.start_prefetch()
         return batches
 
+    def rows(self, step: int, numbers: Sequence[int]) -> PackedBatch:
+        """Some rows of text of a step's batch, whichever processes read them, NumPy arrays ``[numbers, sequence]``."""
+        sources, draws = (each.tolist() for each in self._drawn(step))
+        return stack_rows([self._row(sources[number], draws[number]) for number in numbers])
+
     def sources(self, step: int) -> list[str]:
         """Name of the source of every row of a step's batch, over all processes."""
-        start = step * self._batch_size
-        return [self._names[self._plan[row][0]] for row in range(start, start + self._batch_size)]
+        return [self._names[source] for source in self._drawn(step)[0].tolist()]
+
+    def _drawn(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The source of every row of a step, and how many of its rows were drawn before."""
+        return drawn_rows(self._plan, step * self._batch_size, (step + 1) * self._batch_size)
+
+    def _row(self, source: int, draw: int) -> PackedBatch | PlannedRow:
+        filled = self._filled.get(self._names[source])
+        return filled.row(draw) if filled else self._shuffled[source][draw]
 
     def epochs(self, step: int) -> dict[str, float]:
         """Number of passes over each source in the first ``step`` steps."""
@@ -210,21 +224,19 @@ class HeldOut:
         number = None if source is None else self.names.index(source)
         first, stop = (0, self.rows) if number is None else map(int, self._starts[number : number + 2])
         count = min(rows, stop - first) if rows else stop - first
-        chosen = [first + i * (stop - first) // count for i in range(count)]
+        chosen = functools.partial(_spaced, first, stop, count)
         return (self._batch(group, local_rows) for group in self._grouped(chosen, batch_size))
 
-    def _grouped(self, chosen: list[int], batch_size: int) -> Iterator[list[int]]:
+    def _grouped(self, chosen: Callable[[], Iterator[int]], batch_size: int) -> Iterator[list[int]]:
         """Rows by batches: no more with images than there are rows of patches."""
         most = batch_size if self._images is None else min(batch_size, self._images.shape.rows)
-        if most == batch_size:
-            yield from (chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size))
-            return
-        seen = [index for index in chosen if _shows_images(self._source_of(index)[0])]
-        text = [index for index in chosen if not _shows_images(self._source_of(index)[0])]
-        while seen or text:
-            group, seen = seen[:most], seen[most:]
-            room = batch_size - len(group)
-            group, text = group + text[:room], text[room:]
+        text, seen = chosen(), iter(())
+        if most < batch_size:
+            text = (index for index in chosen() if not _shows_images(self._source_of(index)[0]))
+            seen = (index for index in chosen() if _shows_images(self._source_of(index)[0]))
+        while group := list(itertools.islice(seen, most)):
+            yield group + list(itertools.islice(text, batch_size - len(group)))
+        while group := list(itertools.islice(text, batch_size)):
             yield group
 
     def beginnings(self, count: int, tokens: int) -> list[np.ndarray]:
@@ -272,6 +284,11 @@ class HeldOut:
         """The source of a row, and its number there."""
         source = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._sources[source], index - int(self._starts[source])
+
+
+def _spaced(first: int, stop: int, count: int) -> Iterator[int]:
+    """So many numbers of a range, evenly spaced."""
+    return (first + i * (stop - first) // count for i in range(count))
 
 
 def _shows_images(rows: SplitRows) -> bool:

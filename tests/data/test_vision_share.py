@@ -30,7 +30,7 @@ class FakeRows(ConversationRows):
 
     def __init__(self, lengths):
         super().__init__(ListStream(lengths), LENGTH)
-        self._rows = [[number] for number in range(len(lengths))]
+        self._windows, self._starts = [[[number] for number in range(len(lengths))]], [0, len(lengths)]
 
 
 def loader(rows, share, *, steps, weights=None, epochs=None, batch_size=BATCH, seed=0):
