@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import dataclasses
 from pathlib import Path
 import re
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.objects.object_reader import open_object
@@ -19,6 +19,18 @@ def is_object_url(text: str) -> bool:
     """Whether a text is a URL of an object store that is read here."""
     match = _URL.match(text)
     return match is not None and match[1].lower() in EXTRAS
+
+
+class ObjectStatus(NamedTuple):
+    """What readers of files ask of a path, of an object.
+
+    Attributes:
+        st_size: of its content [bytes].
+        st_mtime_ns: its version, which changes when it is written as the time of a file does.
+    """
+
+    st_size: int
+    st_mtime_ns: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +104,11 @@ class ObjectPath:
             UserError: the store failed for too long.
         """
         return self if self.size is not None else self.pinned(*store_client(self.scheme).info(self.place))
+
+    def stat(self) -> ObjectStatus:
+        """Size and version; errors as of ``known``."""
+        known = self.known()
+        return ObjectStatus(known.size, known.version)
 
     def exists(self) -> bool:
         """Whether there is an object; raises UserError as ``known`` does."""
