@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from array import array
-import os
+from collections.abc import Sequence
+import functools
 from pathlib import Path
-import weakref
 import zlib
 
 import numpy as np
 
 from k2jax.data.cache import damaged, unreadable
+from k2jax.data.disk_files import DISK, Files
 
 # The first read of a row hashes whole blocks: for 8 KiB at a random place, blocks of 64 KiB cost twice the time of
 # blocks of 16 KiB and read four times the bytes from a cold disk. The checksums are 1/4096 of the data. Another size
 # needs another FORMAT of the manifest.
 BLOCK = 16 * 2**10  # [bytes]
+BLOCKS = "blocks.npy"  # the file that holds the checksums of a split's token files
 READ_AT_ONCE = 256 * BLOCK  # of a whole file: little memory, and few calls [bytes]
 
 
@@ -26,9 +28,10 @@ class BlockSums:
         values: CRC-32 of every block so far; the last block may still grow.
     """
 
-    def __init__(self):
+    def __init__(self, block: int = BLOCK):
+        """Sums of blocks of so many bytes."""
         self.values = array("I")
-        self._filled = 0  # bytes of the last block
+        self._block, self._filled = block, 0  # bytes of the last block
 
     def add(self, data: bytes) -> None:
         """Continues the file by some bytes."""
@@ -36,49 +39,62 @@ class BlockSums:
         while rest:
             if not self._filled:
                 self.values.append(0)
-            piece = rest[: BLOCK - self._filled]
+            piece = rest[: self._block - self._filled]
             self.values[-1] = zlib.crc32(piece, self.values[-1])
-            self._filled, rest = (self._filled + len(piece)) % BLOCK, rest[len(piece) :]
+            self._filled, rest = (self._filled + len(piece)) % self._block, rest[len(piece) :]
 
 
-def block_count(size: int) -> int:
+def block_count(size: int, block: int = BLOCK) -> int:
     """Number of blocks of a file of ``size`` bytes."""
-    return -(-size // BLOCK)
+    return -(-size // block)
 
 
 class BlockFile:
     """A file that is read at random places; each of its blocks is compared with its checksum when it is first read.
 
-    It is read into memory rather than mapped: a mapped file that is truncated, or whose disk fails, ends the process.
     Several threads may read at once: at worst each of them checks the same block.
+
+    Attributes:
+        size: its length [bytes].
     """
 
-    def __init__(self, path: Path, size: int, sums: np.ndarray, folder: Path):
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        sums: Sequence[int] | np.ndarray,
+        folder: Path,
+        *,
+        block: int = BLOCK,
+        files: Files = DISK,
+    ):
         """Opens a file.
 
         Args:
             path: the file.
             size: its length [bytes].
-            sums: uint32 ``[block_count(size)]``, CRC-32 of its blocks.
+            sums: uint32 ``[block_count(size, block)]``, CRC-32 of its blocks; slices of it are read on demand.
             folder: folder of the cache that holds it, for messages.
+            block: bytes of a block.
+            files: where it is.
 
         Raises:
             UserError: it is missing, or of another length.
         """
-        self._path, self._size, self._sums, self._folder = path, size, sums, folder
-        self._checked = bytearray(len(sums))
+        self._path, self.size, self._sums, self._folder = path, size, sums, folder
+        self._block, self._files = block, files
+        self._checked = bytearray(block_count(size, block))
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-            weakref.finalize(self, os.close, self._descriptor).atexit = False  # a thread may read until the very end
-            length = os.fstat(self._descriptor).st_size
+            self._file = files.open(path)
         except OSError as error:
             raise unreadable(path, error, folder) from None
-        if length != size:
-            raise damaged(path, f"{length} bytes long instead of {size}", folder)
+        if self._file.size != size:
+            raise damaged(path, f"{self._file.size} bytes long instead of {size}", folder)
 
-    def __reduce__(self) -> tuple[type[BlockFile], tuple[Path, int, np.ndarray, Path]]:
+    def __reduce__(self) -> tuple:
         """Another process opens the file again."""
-        return BlockFile, (self._path, self._size, self._sums, self._folder)
+        options = {"block": self._block, "files": self._files}
+        return functools.partial(BlockFile, **options), (self._path, self.size, self._sums, self._folder)
 
     def read(self, start: int, stop: int) -> memoryview:
         """Returns the bytes ``start`` to ``stop``, which lie inside the file.
@@ -86,29 +102,30 @@ class BlockFile:
         Raises:
             UserError: the file is truncated or altered, or its disk fails.
         """
-        first, last = start // BLOCK, block_count(stop)
+        size = self._block
+        first, last = start // size, block_count(stop, size)
         if self._checked.find(0, first, last) < 0:
             return self._read(start, stop)
-        begin = first * BLOCK
-        data = self._read(begin, min(last * BLOCK, self._size))
+        begin = first * size
+        data, sums = self._read(begin, min(last * size, self.size)), self._sums[first:last]
         for block in range(first, last):
-            at = block * BLOCK - begin
-            if not self._checked[block] and zlib.crc32(data[at : at + BLOCK]) != self._sums[block]:
-                where = f"bytes {block * BLOCK} to {min((block + 1) * BLOCK, self._size)}"
+            at = block * size - begin
+            if not self._checked[block] and zlib.crc32(data[at : at + size]) != sums[block - first]:
+                where = f"bytes {block * size} to {min((block + 1) * size, self.size)}"
                 raise damaged(self._path, f"altered ({where} do not have their checksum)", self._folder)
             self._checked[block] = True
         return data[start - begin : stop - begin]
 
     def check(self) -> None:
         """Reads every block; raises UserError as ``read`` does."""
-        for start in range(0, self._size, READ_AT_ONCE):
-            self.read(start, min(start + READ_AT_ONCE, self._size))
+        for start in range(0, self.size, READ_AT_ONCE):
+            self.read(start, min(start + READ_AT_ONCE, self.size))
 
     def _read(self, start: int, stop: int) -> memoryview:
         try:
-            data = os.pread(self._descriptor, stop - start, start)
+            data = self._file.read(start, stop)
         except OSError as error:
             raise unreadable(self._path, error, self._folder) from None
         if len(data) < stop - start:
-            raise damaged(self._path, f"truncated since it was opened, when it had {self._size} bytes", self._folder)
+            raise damaged(self._path, f"truncated since it was opened, when it had {self.size} bytes", self._folder)
         return memoryview(data)

@@ -55,10 +55,7 @@ class RowSource:
 
     def documents(self, start: int, stop: int) -> list[np.ndarray]:
         """The documents and fragments of documents in a stretch of the stream."""
-        tokens, offsets = self.stream.read(start, stop), self.stream.offsets
-        first = np.searchsorted(offsets, start, side="right")  # the first document that begins after ``start``
-        last = np.searchsorted(offsets, stop, side="left")
-        return np.split(tokens, offsets[first:last] - start)
+        return np.split(self.stream.read(start, stop), self.stream.offsets.between(start, stop) - start)
 
     def beginning(self, number: int, tokens: int) -> np.ndarray:
         """The first tokens of document ``number``, beginning-of-document token included, at most ``tokens``."""

@@ -5,31 +5,35 @@ of one length but the last), ``offsets.npy`` (int64 ``[documents + 1]``, start o
 ``bytes.npy`` (uint32 ``[documents]``, UTF-8 length) and ``blocks.npy`` (uint32, CRC-32 of every block of every token
 file). A document is ``[BOS] tokens [EOS]``.
 
-Nothing is believed unchecked: the manifest holds its own checksum and those of the three indices, which are read whole
-at opening, and a block of tokens is compared with its checksum when it is first read.
+Nothing is believed unchecked: the manifest holds its own checksum and that of a table of checksums of the indices'
+pages. A page of an index, or a block of tokens, is compared with its checksum when it is first read; of small data all
+are at opening.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import hashlib
-import io
+import functools
 from pathlib import Path
 
 import numpy as np
 
-from k2jax.data.blocks import BlockFile, block_count
+from k2jax.data.blocks import BLOCKS, BlockFile, block_count
 from k2jax.data.cache import damaged, unreadable
-from k2jax.data.manifest import HELD_OUT, NAME, TRAIN, read_manifest
-from k2jax.data.split_writer import BLOCKS
-from k2jax.errors import UserError
+from k2jax.data.disk_files import DISK, Files
+from k2jax.data.index_files import IndexFiles
+from k2jax.data.manifest import HELD_OUT, TRAIN, read_manifest
+from k2jax.data.paged.array import FENCES, PAGES, ArrayPart
+from k2jax.data.paged.open_files import OPEN
 
-VERIFY_BELOW = 256 * 2**20  # the blocks of data below this size are all checked at opening [bytes]
+VERIFY_BELOW = 256 * 2**20  # data below this size are checked whole at opening [bytes]
+CHECKED_AT_ONCE = 2**20  # values of an index
+_DERIVED = (BLOCKS, PAGES, FENCES)
 
 
 class TokenStream:
-    """One split: its indices in memory, its tokens on disk.
+    """One split; of its indices and its tokens nothing is read before it is needed.
 
     Attributes:
         documents: number of documents.
@@ -40,39 +44,39 @@ class TokenStream:
         document_bytes: uint32 ``[documents]``, UTF-8 length of each document.
     """
 
-    def __init__(self, folder: Path, split: str, manifest: dict):
-        """Reads and checks the indices of a split, and opens its token files.
+    def __init__(self, folder: Path, split: str, manifest: dict, *, files: Files = DISK):
+        """Opens the indices of a split, and looks that its token files are there.
 
         Args:
             folder: the folder of shards.
             split: ``train`` or ``held_out``.
             manifest: the folder's manifest: its ``dtype``, ``splits`` and ``files``.
+            files: where they are.
 
         Raises:
             UserError: if a file is missing, truncated, or at odds with the manifest.
         """
-        counts, files = manifest["splits"][split], manifest["files"]
+        counts, entries = manifest["splits"][split], manifest["files"]
         self.documents, self.tokens, self.bytes = counts["documents"], counts["tokens"], counts["bytes"]
         self.targets = self.tokens - self.documents
-        self._dtype = np.dtype(manifest["dtype"])
-        names = sorted(name for name in files if name.startswith(f"{split}/tokens-"))
-        sizes = [files[name]["bytes"] for name in names]
-        index = _Indices(folder, split, files)
-        self.offsets = index.read("offsets.npy", np.int64, self.documents + 1)
-        self.document_bytes = index.read("bytes.npy", np.uint32, self.documents)
-        sums = index.read(BLOCKS, np.uint32, sum(map(block_count, sizes)))
-        if sum(sizes) != self.tokens * self._dtype.itemsize or any(size % self._dtype.itemsize for size in sizes):
-            raise index.contradiction("tokens-*.bin")
-        if self.offsets[0] or self.offsets[-1] != self.tokens or (np.diff(self.offsets) <= 0).any():
-            raise index.contradiction("offsets.npy")
-        if self.document_bytes.sum(dtype=np.uint64) != self.bytes:
-            raise index.contradiction("bytes.npy")
-        self._starts = (np.cumsum([0, *sizes]) // self._dtype.itemsize).tolist()
-        ends = np.cumsum([block_count(size) for size in sizes])[:-1]
-        self._shards = [
-            BlockFile(folder / name, size, part, folder)
-            for name, size, part in zip(names, sizes, np.split(sums, ends), strict=True)
-        ]
+        self._dtype, self._folder, self._files = np.dtype(manifest["dtype"]), folder, files
+        self._names = sorted(name for name in entries if name.startswith(f"{split}/tokens-"))
+        self._sizes = [entries[name]["bytes"] for name in self._names]
+        blocks = [block_count(size) for size in self._sizes]
+        self._index = IndexFiles(folder, split, entries, files)
+        self.offsets, self.document_bytes, self._sums = self._index.open(self.documents, sum(blocks))
+        if sum(self._sizes) != self.tokens * self._dtype.itemsize or any(n % self._dtype.itemsize for n in self._sizes):
+            raise self._index.contradiction("tokens-*.bin")
+        if self.offsets[0] or self.offsets[-1] != self.tokens:
+            raise self._index.contradiction("offsets.npy")
+        self._starts = (np.cumsum([0, *self._sizes]) // self._dtype.itemsize).tolist()
+        self._first_blocks = np.cumsum([0, *blocks]).tolist()
+        self._look(folder / split)
+        self._key = OPEN.register(self)
+
+    def __setstate__(self, state: dict) -> None:
+        """Another process opens its own files."""
+        self.__dict__ |= state | {"_key": OPEN.register(self)}
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Copies tokens ``start`` to ``stop`` of the stream, int32 ``[stop - start]``.
@@ -89,14 +93,42 @@ class TokenStream:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def check(self) -> None:
-        """Reads all tokens; raises UserError as ``read`` does."""
-        for shard in self._shards:
-            shard.check()
+        """Reads all tokens and indices; raises UserError as ``read`` does."""
+        for number in range(len(self._names)):
+            self._opened(number).check()
+        size = 0
+        for start in range(0, self.documents, CHECKED_AT_ONCE):
+            if (np.diff(self.offsets[start : start + CHECKED_AT_ONCE + 1]) <= 0).any():
+                raise self._index.contradiction("offsets.npy")
+            size += int(self.document_bytes[start : start + CHECKED_AT_ONCE].sum(dtype=np.uint64))
+        if size != self.bytes:
+            raise self._index.contradiction("bytes.npy")
+
+    def _look(self, folder: Path) -> None:
+        """Raises UserError where a token file is missing, or of another length."""
+        try:
+            sizes = self._files.sizes(folder)
+        except OSError as error:
+            raise unreadable(folder, error, self._folder) from None
+        for name, size in zip(self._names, self._sizes, strict=True):
+            path = self._folder / name
+            length = sizes.get(path.name)
+            if length != size:
+                damage = "missing" if length is None else f"{length} bytes long instead of {size}"
+                raise damaged(path, damage, self._folder)
+
+    def _opened(self, number: int) -> BlockFile:
+        """A token file."""
+        return OPEN.get(self._key, number, functools.partial(self._open, number))
+
+    def _open(self, number: int) -> BlockFile:
+        sums = ArrayPart(self._sums, self._first_blocks[number])
+        return BlockFile(self._folder / self._names[number], self._sizes[number], sums, self._folder, files=self._files)
 
     def _read_shard(self, shard: int, start: int, stop: int) -> np.ndarray:
         begin, end = max(start, self._starts[shard]), min(stop, self._starts[shard + 1])
         size, origin = self._dtype.itemsize, self._starts[shard]
-        data = self._shards[shard].read((begin - origin) * size, (end - origin) * size)
+        data = self._opened(shard).read((begin - origin) * size, (end - origin) * size)
         return np.frombuffer(data, self._dtype).astype(np.int32)
 
 
@@ -118,52 +150,25 @@ class Shards:
     def contents(self) -> dict[str, dict]:
         """What identifies the contents: sizes and checksums of the files.
 
-        The checksums of blocks follow from the contents. They are left out, so that their size may change.
+        Checksums of blocks and pages follow from the contents. They are left out, so that their size may change.
         """
         files = self.manifest["files"]
-        return {path: entry for path, entry in files.items() if Path(path).name != BLOCKS}
+        return {path: entry for path, entry in files.items() if Path(path).name not in _DERIVED}
 
 
-def open_shards(folder: Path) -> Shards:
-    """Opens a finished folder and checks all of it but the tokens, and for small data the tokens as well.
+def open_shards(folder: Path, files: Files = DISK) -> Shards:
+    """Opens a finished folder; small data are checked whole.
+
+    Args:
+        folder: the folder.
+        files: where the files are that its manifest names.
 
     Raises:
         UserError: if a file is missing, truncated or altered; the message names the file and the folder to delete.
     """
     manifest = read_manifest(folder)
-    train, held_out = (TokenStream(folder, split, manifest) for split in (TRAIN, HELD_OUT))
+    train, held_out = (TokenStream(folder, split, manifest, files=files) for split in (TRAIN, HELD_OUT))
     if sum(entry["bytes"] for entry in manifest["files"].values()) < VERIFY_BELOW:
         train.check()
         held_out.check()
     return Shards(manifest, train, held_out)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Indices:
-    """The indices of a split: arrays that are read whole, and compared with the manifest's entries of them."""
-
-    folder: Path
-    split: str
-    files: dict
-
-    def read(self, name: str, dtype: type, length: int) -> np.ndarray:
-        """Reads one index into memory."""
-        path, entry = self.folder / self.split / name, self.files.get(f"{self.split}/{name}")
-        if entry is None:
-            raise self.contradiction(name)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise unreadable(path, error, self.folder) from None
-        if len(content) != entry["bytes"]:
-            raise damaged(path, f"{len(content)} bytes long instead of {entry['bytes']}", self.folder)
-        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            raise damaged(path, "altered (its sha256 is not the manifest's)", self.folder)
-        values = np.load(io.BytesIO(content))
-        if values.dtype != dtype or values.shape != (length,):
-            raise self.contradiction(name)
-        return values
-
-    def contradiction(self, name: str) -> UserError:
-        """The error for a manifest that says something else than the files."""
-        return damaged(self.folder / NAME, f"at odds with {self.split}/{name}", self.folder)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from k2jax.data.blocks import BlockSums
-
-BLOCKS = "blocks.npy"
+from k2jax.data.blocks import BLOCKS, BlockSums
+from k2jax.data.paged.array import FENCES, PAGE, PAGES, fence_numbers
 
 
 class SplitWriter:
@@ -64,12 +63,14 @@ class SplitWriter:
             "bytes.npy": (self._lengths, np.uint32),
             BLOCKS: (self._blocks, np.uint32),
         }
+        pages = array("I")
         for name, (values, dtype) in indices.items():
-            with (self._folder / name).open("wb") as file:
-                np.save(file, np.array(values, dtype))
-                flush_to_disk(file)
-            content = (self._folder / name).read_bytes()
-            self._record(name, len(content), hashlib.sha256(content).hexdigest())
+            sums = BlockSums(PAGE)
+            sums.add(self._save(name, np.array(values, dtype)))
+            pages += sums.values
+        self._save(PAGES, np.array(pages, np.uint32))
+        size = self._files[f"{self._split}/offsets.npy"]["bytes"]
+        self._save(FENCES, np.array(self._offsets, np.int64)[fence_numbers(size, len(self._offsets))])
         return self._files
 
     def counts(self) -> dict[str, int]:
@@ -86,6 +87,15 @@ class SplitWriter:
         self._blocks += self._sums.values
         self._file.close()
         self._file = None
+
+    def _save(self, name: str, values: np.ndarray) -> bytes:
+        """Writes and records an array; returns what the file holds."""
+        with (self._folder / name).open("wb") as file:
+            np.save(file, values)
+            flush_to_disk(file)
+        content = (self._folder / name).read_bytes()
+        self._record(name, len(content), hashlib.sha256(content).hexdigest())
+        return content
 
     def _record(self, name: str, size: int, digest: str) -> None:
         self._files[f"{self._split}/{name}"] = {"bytes": size, "sha256": digest}

@@ -8,11 +8,18 @@ import numpy as np
 from k2jax.config.schema import DataConfig, SourceConfig, TokenizerConfig
 
 
+class Places(np.ndarray):
+    """Offsets in memory."""
+
+    def between(self, start, stop):
+        return np.array([place for place in self.tolist() if start < place < stop], np.int64)
+
+
 class ListStream:
     """A TokenStream over documents in memory; by default token values are stream positions plus one."""
 
     def __init__(self, lengths):
-        self.offsets = np.cumsum([0, *lengths])
+        self.offsets = np.cumsum([0, *lengths]).view(Places)
         self.documents, self.tokens = len(lengths), int(self.offsets[-1])
         self.targets = self.tokens - self.documents
         self.bytes = 3 * self.tokens
