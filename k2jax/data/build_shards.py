@@ -176,7 +176,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         splits = {split: counts | {ASSISTANT: trained[split]} for split, counts in splits.items()}
     elif splits[HELD_OUT]["documents"]:
         splits[HELD_OUT] |= measure.finish()
-    source_keys = ("kind", "path", "field", "subset", "split", "max_documents")
+    source_keys = ("kind", "path", "field", "subset", "split", "max_documents", "licence", "version")
     manifest = {
         "format": FORMAT,
         "source": {key: getattr(job.source, key) for key in source_keys},

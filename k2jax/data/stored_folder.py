@@ -52,6 +52,7 @@ def finish(folder: ObjectPath, built: Callable[[Path], Path]) -> None:
     """
     local = built(host_settings().folder / "built" / folder.parent.name / folder.name)
     upload(local, folder)
+    is_finished(folder)  # what this machine has made, it need not ask for again
     shutil.rmtree(local, ignore_errors=True)
 
 

@@ -1,6 +1,5 @@
-"""Corpora in object stores, and the life of a corpus: listed, copied, retired, shown.
+"""The life of a corpus behind its making: copied between folders and stores, retired, and shown on a page.
 
-Reading order: ``source_objects`` (objects that a source reads), ``stored_shards`` (shards that are read where they lie),
-``published`` (a cache in a store), ``corpus_sync`` (copies), ``retired`` (what must not be used any more) and
-``registry_page`` over ``corpus_figures`` (a page of all corpora).
+Reading order: ``corpus_sync`` (copies), ``retirement`` (what must not be used any more), ``registry_page`` over
+``corpus_figures`` (a page of all corpora).
 """

@@ -28,15 +28,16 @@ _WHOLE = -1
 class CachedRanges:
     """The content of an object whose size and version are known. Several threads may read at once."""
 
-    def __init__(self, path: ObjectPath, *, by_checksum: bool = False):
+    def __init__(self, path: ObjectPath, *, pinned: bool = True):
         """Reads an object.
 
         Args:
             path: with its ``size`` and ``version``.
-            by_checksum: the version is a checksum that the reader compares, and not the store's own.
+            pinned: the version is the store's own, which has to be the object's still; else its reader compares
+                checksums.
         """
         self._path, self.size = path, path.size
-        self._asked = "" if by_checksum else path.version
+        self._asked = path.version if pinned else ""
         self._last = -2
 
     def read(self, start: int, stop: int) -> bytes:
@@ -66,7 +67,8 @@ class CachedRanges:
     def _fetch(self, number: int, rule: RetryRule | None = None) -> bytes:
         begin = number * CHUNK
         stop = min(begin + CHUNK, self.size)
-        return store_client(self._path.scheme).read(self._path.place, begin, stop, self._asked, rule)
+        client = store_client(self._path.scheme)
+        return client.read(self._path.place, begin, stop, version=self._asked, rule=rule)
 
     def _read_ahead(self, number: int) -> None:
         if number == self._last:

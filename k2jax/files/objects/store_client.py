@@ -84,7 +84,15 @@ class StoreClient:
         self._slots = threading.Semaphore(self._limits.requests)
         self._lock, self._next, self._busy = threading.Lock(), 0.0, 0
 
-    def read(self, place: str, start: int, stop: int, version: str = "", rule: RetryRule | None = None) -> bytes:
+    def read(
+        self,
+        place: str,
+        start: int,
+        stop: int,
+        *,
+        version: str = "",
+        rule: RetryRule | None = None,
+    ) -> bytes:
         """Bytes ``start`` to ``stop`` of an object.
 
         Args:
