@@ -176,10 +176,11 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         splits = {split: counts | {ASSISTANT: trained[split]} for split, counts in splits.items()}
     elif splits[HELD_OUT]["documents"]:
         splits[HELD_OUT] |= measure.finish()
-    source_keys = ("kind", "path", "field", "subset", "split", "max_documents", "licence", "version")
+    source_keys = ("kind", "path", "field", "subset", "split", "max_documents")
     manifest = {
         "format": FORMAT,
-        "source": {key: getattr(job.source, key) for key in source_keys},
+        "source": {key: getattr(job.source, key) for key in source_keys}
+        | {"licence": job.source.licence, "version": job.source.version},
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": dtype,
         "splits": splits,

@@ -14,7 +14,8 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data.source_objects import listed_objects
 from k2jax.errors import UserError
 from k2jax.files.magic import COMPRESSED
-from k2jax.files.objects.object_path import ObjectPath, is_object_url
+from k2jax.files.objects.object_address import is_object_url
+from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.readers import has_lines_of_json
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from k2jax.errors import UserError, abbreviate
-from k2jax.files.objects.object_path import is_object_url
+from k2jax.files.objects.object_address import is_object_url
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)")
 _MOUNTS = {"gs": "gcsfuse, as k2jax.launch does on every host", "s3": "mount-s3"}

@@ -7,15 +7,12 @@ import contextlib
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING
 
 from k2jax.errors import UserError
 from k2jax.files.objects.attempts import ONCE, RetryRule
 from k2jax.files.objects.disk_tier import ChunkKey, disk_tier
+from k2jax.files.objects.object_address import ObjectAddress
 from k2jax.files.objects.store_client import store_client
-
-if TYPE_CHECKING:
-    from k2jax.files.objects.object_path import ObjectPath
 
 CHUNK = 4 * 2**20
 """Bytes of a request: 250 requests for a gigabyte, and a hundredth of a second of a store's bandwidth."""
@@ -28,7 +25,7 @@ _WHOLE = -1
 class CachedRanges:
     """The content of an object whose size and version are known. Several threads may read at once."""
 
-    def __init__(self, path: ObjectPath, *, pinned: bool = True):
+    def __init__(self, path: ObjectAddress, *, pinned: bool = True):
         """Reads an object.
 
         Args:
@@ -106,7 +103,7 @@ def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(AHEAD, thread_name_prefix="read-ahead")
 
 
-def read_kept(path: ObjectPath) -> bytes:
+def read_kept(path: ObjectAddress) -> bytes:
     """A small object that never changes once it is written, from the disk tier without a request where it is there.
 
     Raises:
@@ -117,10 +114,10 @@ def read_kept(path: ObjectPath) -> bytes:
     return disk_tier().read(_kept(path), 0, None, lambda: client.read_all(path.place))
 
 
-def forget_kept(path: ObjectPath) -> None:
+def forget_kept(path: ObjectAddress) -> None:
     """Has a small object fetched again when it is next read."""
     disk_tier().forget(_kept(path))
 
 
-def _kept(path: ObjectPath) -> ChunkKey:
+def _kept(path: ObjectAddress) -> ChunkKey:
     return ChunkKey(str(path), "", _WHOLE)

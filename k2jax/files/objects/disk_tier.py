@@ -7,6 +7,7 @@ that it takes. What a disk has altered is removed and fetched again. One process
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 import contextlib
 import errno
@@ -20,8 +21,6 @@ import struct
 import time
 from typing import NamedTuple
 import zlib
-
-import numpy as np
 
 from k2jax.errors import UserError
 from k2jax.files.objects.host_settings import FOLDER, GIGABYTES, host_settings
@@ -140,7 +139,7 @@ class DiskTier:
             ) from None
 
     def _write(self, path: Path, key: ChunkKey, content: bytes) -> None:
-        sums = np.array([zlib.crc32(content[at : at + BLOCK]) for at in range(0, len(content), BLOCK)], np.uint32)
+        sums = array("I", (zlib.crc32(content[at : at + BLOCK]) for at in range(0, len(content), BLOCK)))
         table = sums.tobytes()
         end = _END.pack(_MARK, key.digest, len(content), zlib.crc32(table))
         self._reserve(len(content) + len(table) + len(end))
@@ -200,7 +199,7 @@ def _checked(descriptor: int, size: int, key: ChunkKey, start: int, stop: int | 
     stop = length if stop is None else stop
     if zlib.crc32(table) != of_table or stop > length:
         return None
-    sums, first = np.frombuffer(table, np.uint32), start // BLOCK
+    sums, first = array("I", table), start // BLOCK
     begin, end = first * BLOCK, min(-(-stop // BLOCK) * BLOCK, length)
     data = os.pread(descriptor, end - begin, begin)
     for at in range(0, end - begin, BLOCK):

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 import dataclasses
 from pathlib import Path
-import re
 from typing import BinaryIO, NamedTuple
 
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.objects.object_address import EXTRAS, ObjectAddress, parts_of_url
 from k2jax.files.objects.object_reader import open_object
-from k2jax.files.objects.store_client import EXTRAS, store_client
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-
-
-def is_object_url(text: str) -> bool:
-    """Whether a text is a URL of an object store that is read here."""
-    match = _URL.match(text)
-    return match is not None and match[1].lower() in EXTRAS
+from k2jax.files.objects.store_client import store_client
 
 
 class ObjectStatus(NamedTuple):
@@ -34,20 +26,8 @@ class ObjectStatus(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectPath:
-    """An object or a folder of them. A path of a listing knows its object's size and version.
-
-    Attributes:
-        scheme: of its URL.
-        place: bucket and key.
-        size: of the object [bytes]; None where the store was not asked yet.
-        version: what changes with the content.
-    """
-
-    scheme: str
-    place: str
-    size: int | None = dataclasses.field(default=None, compare=False)
-    version: str = dataclasses.field(default="", compare=False)
+class ObjectPath(ObjectAddress):
+    """A place in a store. A path of a listing knows its object's size and version."""
 
     @classmethod
     def parse(cls, url: str) -> ObjectPath:
@@ -56,18 +36,13 @@ class ObjectPath:
         Raises:
             UserError: it names no bucket, or a key that clients read in several ways.
         """
-        match = _URL.match(url)
-        scheme, place = (match[1].lower(), match[2].rstrip("/")) if match else ("", "")
+        scheme, place = parts_of_url(url)
         parts = place.split("/")
         if scheme not in EXTRAS or not parts[0]:
             raise UserError(f"{abbreviate(url, 300)} names no bucket; write s3://BUCKET/KEY or gs://BUCKET/KEY")
         if not place.isprintable() or "::" in place or any(part in ("", ".", "..") for part in parts):
             raise UserError(f"{abbreviate(url, 300)} has an empty segment, . or .., :: or a control character")
         return cls(scheme, place)
-
-    def __str__(self) -> str:
-        """The URL."""
-        return f"{self.scheme}://{self.place}"
 
     def __truediv__(self, name: str) -> ObjectPath:
         """A place below this one."""

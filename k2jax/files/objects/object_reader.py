@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 from k2jax.files.objects.cached_reads import CachedRanges
-
-if TYPE_CHECKING:
-    from k2jax.files.objects.object_path import ObjectPath
+from k2jax.files.objects.object_address import ObjectAddress
 
 _BUFFER = 2**20
 _WINDOW = 2**16
@@ -17,7 +14,7 @@ _WINDOW = 2**16
 class _RawObject(io.RawIOBase):
     """The bytes of an object, and a place in them."""
 
-    def __init__(self, path: ObjectPath):
+    def __init__(self, path: ObjectAddress):
         self._ranges, self._place, self.name = CachedRanges(path), 0, str(path)
 
     def readable(self) -> bool:
@@ -46,7 +43,7 @@ class _RawObject(io.RawIOBase):
         return len(data)
 
 
-def open_object(path: ObjectPath) -> io.BufferedReader:
+def open_object(path: ObjectAddress) -> io.BufferedReader:
     """Opens an object whose size and version are known; reading raises as ``CachedRanges.read`` does."""
     return io.BufferedReader(_RawObject(path), _BUFFER)
 
@@ -54,7 +51,7 @@ def open_object(path: ObjectPath) -> io.BufferedReader:
 class ObjectBytes:
     """An object as a sequence of bytes, of which a window is in memory."""
 
-    def __init__(self, path: ObjectPath):
+    def __init__(self, path: ObjectAddress):
         """An object whose size and version are known."""
         self._ranges, self._start, self._window = CachedRanges(path), 0, b""
 

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 from k2jax.errors import UserError
 from k2jax.files.objects.attempts import ChangedObjectError, Result, RetryRule, ShortAnswerError, repeated
 from k2jax.files.objects.host_settings import host_settings
+from k2jax.files.objects.object_address import EXTRAS
 
 SECONDS = 30.0
 """Longest time without an answer of the store [s]."""
 PER_LISTING = 1000
 """Names that an answer of a store holds, by which the requests of a listing are counted."""
-EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}
-"""Package that a scheme needs, and the extra that installs it."""
 RULE = RetryRule()
 PART = 64 * 2**20
 """Larger files are written in parts of this size, one after another [bytes]."""
