@@ -22,6 +22,7 @@ import numpy as np
 from k2jax.data.blocks import BLOCKS, BlockFile, block_count
 from k2jax.data.cache import damaged, unreadable
 from k2jax.data.disk_files import DISK, Files
+from k2jax.data.in_use import mark_in_use
 from k2jax.data.index_files import IndexFiles
 from k2jax.data.manifest import HELD_OUT, TRAIN, read_manifest
 from k2jax.data.paged.array import FENCES, PAGES, ArrayPart
@@ -175,4 +176,7 @@ def open_shards(folder: Path | ObjectPath, files: Files = DISK) -> Shards:
     if sum(entry["bytes"] for entry in manifest["files"].values()) < VERIFY_BELOW:
         train.check()
         held_out.check()
-    return Shards(manifest, train, held_out)
+    shards = Shards(manifest, train, held_out)
+    if isinstance(folder, Path):
+        mark_in_use(folder, shards)
+    return shards
