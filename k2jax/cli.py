@@ -56,7 +56,7 @@ def run(
         doc: printed by ``--help``, above the flags.
         positional: names of the arguments that are not flags.
         optional: number of positional arguments, from the last, that may be omitted.
-        remote: names among ``PATHS`` that this command takes as URLs.
+        remote: names among ``PATHS`` and ``positional`` that this command takes as URLs.
         config_type: of what ``--config`` names, a dataclass whose fields are the keys.
     """
     # Orbax and grain report every routine step through absl, and a failed save in hundreds of lines before it raises.
@@ -182,7 +182,8 @@ def _check_paths(values: flags.FlagValues, arguments: Sequence[str], positional:
                 if isinstance(text, str):  # of another command the name may be that of a number
                     check_local(text, f"--{name}")
     for name, text in zip(positional, arguments, strict=False):
-        check_local(text, name)
+        if name not in remote:
+            check_local(text, name)
 
 
 def _check_config_file(argv: Sequence[str]) -> None:

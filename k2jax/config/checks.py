@@ -112,6 +112,13 @@ def _check_sources(config: Config) -> None:
             )
         if source.media_from and source.kind != "image_chat":
             raise UserError(f"config.data.sources.{name}.media_from is for the kind image_chat, not {source.kind}")
+        if source.kind == "shards" and source.max_documents:
+            raise UserError(f"config.data.sources.{name}.max_documents is not for the kind shards, which is read whole")
+        if source.kind == "shards" and config.data.tokenizer.kind == "bpe":
+            raise UserError(
+                f"config.data.sources.{name} is tokenised already: set config.data.tokenizer.kind to file and "
+                "config.data.tokenizer.path to its tokenizer"
+            )
 
 
 def _check_vision_share(images: ImagesConfig, visual: bool, textual: bool) -> None:

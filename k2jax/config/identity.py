@@ -35,7 +35,7 @@ FIXED = (
 """Keys that a run keeps from its first step to its last: they decide the weights' shapes and the order of the data."""
 
 FREE = (
-    r"data\.(on_corrupt|workers|cache_dir|sources\..*\.path|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
+    r"data\.(on_corrupt|workers|cache_dir|sources\..*\.(path|licence|version)|tokenizer\.path)|model\.(moe\.capacity_factor|kernels)"
     r"|rl\.tasks\..*\.pass_rates|rl\.roles\..*\.(checkpoint|later|slots)|rl\.critic\.(url|api_key_variable|concurrency|timeout)"
 )
 """Keys below FIXED ones that change neither (of corpora, tasks and roles the contents are compared, not the path)."""

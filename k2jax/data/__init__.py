@@ -4,12 +4,13 @@ The names below are loaded when they are first used: who only prepares images fo
 
 In reading order: ``training_data`` (all data of a run), ``sources`` over ``source_files`` (documents by name),
 ``vocabulary`` (the tokenizer), ``build_shards`` with ``split``, ``split_writer``, ``shards``, ``manifest``,
-``index_files``, ``paged``, ``blocks``, ``disk_files`` and ``cache`` (documents on disk, built once), ``packing`` and
-``conversation_rows`` over ``best_fit`` (rows), ``filled_mixture`` over ``filling`` (shares, and text in rows with
-images), ``loader`` (batches as functions of seed and step) over ``planned_rows``. ``chat_records`` with
-``chat_rendering``, ``token_rows`` and ``tokenised`` render records, ``measure`` compresses text for comparison,
-``vision_share`` and ``images`` are for models with vision, ``processes`` prepare in parallel. ``kept_corpora`` and
-``batch_preview`` are what ``python -m k2jax.data`` shows, ``synthetic`` are corpora of any size for tests.
+``index_files``, ``paged``, ``blocks``, ``disk_files`` and ``cache`` (documents on disk, built once), ``named_shards``,
+``stored_files`` and ``stored_folder`` (documents in an object store), ``packing`` and ``conversation_rows`` over
+``best_fit`` (rows), ``filled_mixture`` over ``filling`` (shares, and text in rows with images), ``loader`` (batches as
+functions of seed and step) over ``planned_rows``. ``chat_records`` with ``chat_rendering``, ``token_rows`` and
+``tokenised`` render records, ``measure`` compresses text for comparison, ``vision_share`` and ``images`` are for models
+with vision, ``processes`` prepare in parallel. ``kept_corpora``, ``retired``, ``storage`` and ``batch_preview`` serve
+``python -m k2jax.data``, ``synthetic`` are corpora of any size for tests.
 """
 
 from importlib import import_module

@@ -6,10 +6,15 @@ Example:
     python -m k2jax.data show text-0123456789abcdef --tokenizer=runs/nano/tokenizer --count=3
     python -m k2jax.data show --config=experiments/pretrain/nano.py --batch=10
     python -m k2jax.data verify
+    python -m k2jax.data sync ~/.cache/k2jax s3://bucket/corpora
+    python -m k2jax.data retire text-0123456789abcdef --reason="its licence forbids it"
+    python -m k2jax.data page --out=corpora.html
 
 ``build`` does what a run does at its start where something is missing, and nothing where nothing is. ``show`` prints
 what a manifest says, with documents where a tokenizer is given, or with ``--batch`` the rows of a step. ``verify``
-reads everything and compares it with its checksums; its exit code is 1 where something is damaged.
+reads everything and compares it with its checksums; its exit code is 1 where something is damaged. ``sync`` copies the
+corpora of a cache, or one of them, to another cache: what is missing, verified by hash. ``retire`` removes a corpus and
+leaves a record of when and why. ``page`` writes a page of all corpora. A cache may be a folder or a URL.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from absl import flags
 from k2jax import cli
 from k2jax.errors import UserError, nearest
 
-COMMANDS = ("build", "list", "show", "verify")
+COMMANDS = ("build", "list", "show", "verify", "sync", "retire", "page")
+_ARGUMENTS = {"build": 0, "list": 0, "page": 0, "sync": 2}
 
 
 def define(values: flags.FlagValues) -> None:
@@ -29,20 +35,27 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("cache_dir", "", "Cache without --config; empty: $K2JAX_CACHE, else ~/.cache/k2jax.", **to)
     flags.DEFINE_string("tokenizer", None, "Tokenizer of the shown documents.", **to)
     flags.DEFINE_integer("count", 3, "Documents that are shown.", **to, lower_bound=1)
+    flags.DEFINE_string("reason", None, "Why a corpus is retired.", **to)
+    flags.DEFINE_bool("yes", False, "Retires a corpus of a store, where nobody sees whether it is in use.", **to)
+    flags.DEFINE_string("out", "corpora.html", "The page that is written.", **to)
     flags.DEFINE_integer("batch", None, "Step whose rows are shown.", **to, lower_bound=1)
 
 
-def main(values: flags.FlagValues, command: str, name: str = "") -> int:
+def main(values: flags.FlagValues, command: str, name: str = "", destination: str = "") -> int:
     """Runs the command; returns its exit code."""
     if command not in COMMANDS:
         raise UserError(f"there is no command {command!r}{nearest(command, list(COMMANDS))}")
-    if name and command in ("build", "list"):
+    if name and not _ARGUMENTS.get(command, 1):
         raise UserError(f"{command} takes no name of a corpus")
-    if command == "build":
-        return _build(values)
+    if destination and _ARGUMENTS.get(command, 1) < 2:
+        raise UserError(f"{command} takes one name of a corpus, and {destination!r} is another")
     if command == "show":
         return _show_batch(values) if values.batch else _show(values, name)
-    return _list(values) if command == "list" else _verify(values, name)
+    if command == "sync":
+        return _sync(name, destination)
+    if command in ("verify", "retire"):
+        return {"verify": _verify, "retire": _retire}[command](values, name)
+    return {"build": _build, "list": _list, "page": _page}[command](values)
 
 
 def _cache(values: flags.FlagValues) -> str:
@@ -65,6 +78,7 @@ def _build(values: flags.FlagValues) -> int:
 def _list(values: flags.FlagValues) -> int:
     from k2jax.data.cache import cache_root
     from k2jax.data.kept_corpora import kept_corpora
+    from k2jax.data.retired import retired_corpora
     from k2jax.report.table import text_table
 
     found, problems = kept_corpora(_cache(values))
@@ -75,8 +89,62 @@ def _list(values: flags.FlagValues) -> int:
         counts = (train["documents"], train["tokens"], held_out["documents"], corpus.manifest["skipped"]["count"])
         rows.append((corpus.folder.name, corpus.path, *counts, round(corpus.bytes / 1e6, 1), corpus.made))
     print(text_table(header, rows) if rows else f"{cache_root(_cache(values))} has no tokenised sources")
+    if retired := retired_corpora(cache_root(_cache(values))):
+        print(text_table(("retired", "date", "reason", "source", "documents", "tokens"), retired))
     for problem in problems:
         print(problem)
+    return 0
+
+
+def _sync(source: str, destination: str) -> int:
+    from k2jax.data.storage.corpus_sync import sync_corpora
+    from k2jax.files.objects.store_client import COUNTS
+
+    if not destination:
+        raise UserError("sync takes two names, SOURCE and DESTINATION: caches, or of the first a corpus in one")
+    counts = sync_corpora(source, destination, _say)
+    copied = f"{counts.files:,} files copied ({counts.bytes:,} bytes), {counts.present:,} were there"
+    print(f"{counts.corpora:,} corpora: {copied}")
+    if COUNTS.requests:
+        print(COUNTS.words())
+    return 0
+
+
+def _retire(values: flags.FlagValues, name: str) -> int:
+    from k2jax.data.kept_corpora import kept_corpus
+    from k2jax.data.storage.retirement import retire
+
+    if not name:
+        raise UserError("name the corpus to retire; python -m k2jax.data list shows what there is")
+    cli.require(values, "reason")
+    corpus = kept_corpus(name, _cache(values))
+    print(f"{corpus.folder} is retired; {retire(corpus, values.reason, values.yes)} says so")
+    return 0
+
+
+def _page(values: flags.FlagValues) -> int:
+    from k2jax.data.cache import cache_root, get_or_build
+    from k2jax.data.kept_corpora import kept_corpora
+    from k2jax.data.retired import retired_corpora
+    from k2jax.data.storage.corpus_figures import figures_of, tokenizers_of
+    from k2jax.data.storage.registry_page import registry_page
+    from k2jax.files.atomic import write_atomic
+
+    root = cache_root(_cache(values))
+    tokenizers = tokenizers_of(root, get_or_build)
+    if values.tokenizer:
+        from k2jax.convert.loading import tokenizer_of
+
+        tokenizers.append(tokenizer_of(values.tokenizer))
+    found, problems = kept_corpora(_cache(values))
+    shown = []
+    for corpus in found:
+        try:
+            shown.append((corpus, figures_of(corpus, tokenizers, values.count)))
+        except UserError as error:
+            problems.append(str(error))
+    write_atomic(values.out, registry_page(str(root), shown, retired_corpora(root), problems))
+    print(f"{values.out}: {len(shown)} corpora")
     return 0
 
 
@@ -141,4 +209,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, define, __doc__, positional=("COMMAND", "NAME"), optional=1)
+    names = ("COMMAND", "NAME", "DESTINATION")
+    cli.run(main, define, __doc__, positional=names, optional=2, remote=("cache_dir", *names))

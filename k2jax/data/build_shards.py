@@ -179,7 +179,8 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
     source_keys = ("kind", "path", "field", "subset", "split", "max_documents")
     manifest = {
         "format": FORMAT,
-        "source": {key: getattr(job.source, key) for key in source_keys},
+        "source": {key: getattr(job.source, key) for key in source_keys}
+        | {"licence": job.source.licence, "version": job.source.version},
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": dtype,
         "splits": splits,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -16,13 +17,23 @@ import secrets
 import shutil
 import socket
 import time
+from typing import TypeVar
 
+from k2jax.data.retired import refuse_retired
+from k2jax.data.stored_folder import finish, is_finished
 from k2jax.errors import UserError
+from k2jax.files.objects.object_path import ObjectPath, parse_place
+
+Place = TypeVar("Place", Path, ObjectPath)
 
 
-def cache_root(cache_dir: str) -> Path:
-    """Cache folder: the configured one, else ``$K2JAX_CACHE``, else ``~/.cache/k2jax``."""
-    return Path(cache_dir or os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax").expanduser()
+def cache_root(cache_dir: str) -> Path | ObjectPath:
+    """Cache folder, which may lie in a store: the configured one, else ``$K2JAX_CACHE``, else ``~/.cache/k2jax``.
+
+    Raises:
+        UserError: it is a URL that names no bucket.
+    """
+    return parse_place(cache_dir or os.environ.get("K2JAX_CACHE") or "~/.cache/k2jax")
 
 
 def key_of(description: object) -> str:
@@ -31,12 +42,12 @@ def key_of(description: object) -> str:
 
 
 def get_or_build(
-    folder: Path, build: Callable[[Path], None], *, builder: bool = True, wait_seconds: float = 3600.0
-) -> Path:
+    folder: Place, build: Callable[[Path], None], *, builder: bool = True, wait_seconds: float = 3600.0
+) -> Place:
     """Returns a finished folder, after building it if it is missing.
 
     Args:
-        folder: path of the finished folder.
+        folder: path of the finished folder, or its place in a store.
         build: fills the empty folder that it receives.
         builder: whether this process builds; the others wait until the folder appears.
         wait_seconds: how long they wait [s].
@@ -44,27 +55,33 @@ def get_or_build(
     Raises:
         UserError: if the cache cannot be written or the folder does not appear in time.
     """
+    finished = folder.is_dir if isinstance(folder, Path) else functools.partial(is_finished, folder)
     if builder:
-        if not folder.is_dir():
+        if finished():
+            return folder
+        refuse_retired(folder)
+        if isinstance(folder, Path):
             _build_and_publish(folder, build)
+        else:
+            finish(folder, lambda local: get_or_build(local, build))
         return folder
     deadline = time.monotonic() + wait_seconds
-    while not folder.is_dir():
+    while not finished():
         if time.monotonic() > deadline:
             raise UserError(
                 f"{folder} did not appear within {wait_seconds:.0f} s: process 0 builds it, so all processes need "
                 "access to the same cache folder and data (set data.cache_dir)"
             )
-        time.sleep(min(0.5, wait_seconds / 10))
+        time.sleep(min(0.5 if isinstance(folder, Path) else 5.0, wait_seconds / 10))
     return folder
 
 
-def damaged(path: Path, damage: str, folder: Path) -> UserError:
+def damaged(path: Path | ObjectPath, damage: str, folder: Path | ObjectPath) -> UserError:
     """The error for a file of a finished folder that is not as it was written."""
     return UserError(f"{path} is {damage}: delete the folder {folder} to have it built again")
 
 
-def unreadable(path: Path, error: OSError, folder: Path) -> UserError:
+def unreadable(path: Path | ObjectPath, error: OSError, folder: Path | ObjectPath) -> UserError:
     """The error for a file of a finished folder that cannot be opened or read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, "missing", folder)

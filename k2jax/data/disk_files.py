@@ -21,6 +21,10 @@ class OpenedFile(Protocol):
         """The bytes ``start`` to ``stop``; fewer where the file has become shorter. Raises OSError."""
         ...
 
+    def forget(self, start: int, stop: int) -> bool:
+        """Is told that these bytes are wrong; returns whether they are worth to be read again."""
+        ...
+
 
 class Files(Protocol):
     """The files of a corpus."""
@@ -52,6 +56,10 @@ class DiskFile:
     def read(self, start: int, stop: int) -> bytes:
         """See ``OpenedFile``."""
         return os.pread(self._descriptor, stop - start, start)
+
+    def forget(self, start: int, stop: int) -> bool:
+        """See ``OpenedFile``."""
+        return False
 
 
 class DiskFiles:

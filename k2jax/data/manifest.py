@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import functools
 import hashlib
 import json
 from pathlib import Path
 
 from k2jax.data.cache import damaged, unreadable
 from k2jax.data.split_writer import flush_to_disk
+from k2jax.errors import UserError
+from k2jax.files.objects.cached_reads import forget_kept, read_kept
+from k2jax.files.objects.object_path import ObjectPath
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -24,15 +29,27 @@ def write_manifest(folder: Path, contents: dict) -> None:
         flush_to_disk(file)
 
 
-def read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path | ObjectPath) -> dict:
     """Reads ``manifest.json`` without its checksum.
+
+    That of a folder in a store is read once on a machine: what a folder holds never changes.
 
     Raises:
         UserError: if it is missing, altered or of another format; the message names the folder to delete.
     """
     path = folder / NAME
+    if isinstance(path, Path):
+        return _parsed(path, folder, path.read_bytes)
     try:
-        manifest = json.loads(path.read_bytes())
+        return _parsed(path, folder, functools.partial(read_kept, path))
+    except UserError:
+        forget_kept(path)
+        raise
+
+
+def _parsed(path: Path | ObjectPath, folder: Path | ObjectPath, read: Callable[[], bytes]) -> dict:
+    try:
+        manifest = json.loads(read())
     except OSError as error:
         raise unreadable(path, error, folder) from None
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or absurd JSON

@@ -22,10 +22,13 @@ import numpy as np
 from k2jax.data.blocks import BLOCKS, BlockFile, block_count
 from k2jax.data.cache import damaged, unreadable
 from k2jax.data.disk_files import DISK, Files
+from k2jax.data.in_use import mark_in_use
 from k2jax.data.index_files import IndexFiles
 from k2jax.data.manifest import HELD_OUT, TRAIN, read_manifest
 from k2jax.data.paged.array import FENCES, PAGES, ArrayPart
 from k2jax.data.paged.open_files import OPEN
+from k2jax.data.stored_files import StoredFiles
+from k2jax.files.objects.object_path import ObjectPath
 
 VERIFY_BELOW = 256 * 2**20  # data below this size are checked whole at opening [bytes]
 CHECKED_AT_ONCE = 2**20  # values of an index
@@ -44,7 +47,7 @@ class TokenStream:
         document_bytes: uint32 ``[documents]``, UTF-8 length of each document.
     """
 
-    def __init__(self, folder: Path, split: str, manifest: dict, *, files: Files = DISK):
+    def __init__(self, folder: Path | ObjectPath, split: str, manifest: dict, *, files: Files = DISK):
         """Opens the indices of a split, and looks that its token files are there.
 
         Args:
@@ -155,19 +158,24 @@ class Shards:
         return {path: entry for path, entry in files.items() if Path(path).name not in _DERIVED}
 
 
-def open_shards(folder: Path, files: Files = DISK) -> Shards:
+def open_shards(folder: Path | ObjectPath, files: Files = DISK) -> Shards:
     """Opens a finished folder; small data are checked whole.
 
     Args:
-        folder: the folder.
+        folder: the folder; one in a store is read by way of this machine's disk.
         files: where the files are that its manifest names.
 
     Raises:
         UserError: if a file is missing, truncated or altered; the message names the file and the folder to delete.
     """
     manifest = read_manifest(folder)
+    if isinstance(folder, ObjectPath):
+        files = StoredFiles(folder, manifest["files"])
     train, held_out = (TokenStream(folder, split, manifest, files=files) for split in (TRAIN, HELD_OUT))
     if sum(entry["bytes"] for entry in manifest["files"].values()) < VERIFY_BELOW:
         train.check()
         held_out.check()
-    return Shards(manifest, train, held_out)
+    shards = Shards(manifest, train, held_out)
+    if isinstance(folder, Path):
+        mark_in_use(folder, shards)
+    return shards

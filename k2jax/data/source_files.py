@@ -11,8 +11,11 @@ import sysconfig
 from typing import NamedTuple
 
 from k2jax.config.schema import SourceConfig
+from k2jax.data.source_objects import listed_objects
 from k2jax.errors import UserError
 from k2jax.files.magic import COMPRESSED
+from k2jax.files.objects.object_address import is_object_url
+from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.readers import has_lines_of_json
 
 NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -40,7 +43,7 @@ class SourceFiles(NamedTuple):
         unreadable: place and reason of what ought to be read and cannot be: dead links, closed folders.
     """
 
-    paths: list[Path]
+    paths: list[Path] | list[ObjectPath]
     left_out: dict[str, int]
     unreadable: list[tuple[str, str]]
 
@@ -67,7 +70,9 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
         return SourceFiles(_stdlib_files(), {}, [])
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
-    path = Path(source.path).expanduser()
+    if is_object_url(source.path):
+        return SourceFiles(*listed_objects(name, source, SUFFIXES.get(source.kind, ("",))), [])
+    path = Path(source.path.removeprefix("file://")).expanduser()
     listing = _Listing(SUFFIXES.get(source.kind, ("",)))
     if path.is_dir():
         listing.add_folder(path)

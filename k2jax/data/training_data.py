@@ -14,6 +14,7 @@ from k2jax.data.build_shards import prepare_shards
 from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.manifest import HELD_OUT, TRAIN
+from k2jax.data.named_shards import named_shards
 from k2jax.data.packing import RowSource
 from k2jax.data.shards import Shards
 from k2jax.data.vision_share import vision_share
@@ -145,6 +146,8 @@ def _prepare_source(
     name: str, config: DataConfig, tokenizer: Tokenizer, vision: VisionConfig | None, **options: Any
 ) -> Shards | VisualCorpus:
     """A source in the cache, built if it is missing."""
+    if config.sources[name].kind == "shards":
+        return named_shards(name, config.sources[name], tokenizer)
     if config.sources[name].kind not in IMAGE_SOURCES:
         return prepare_shards(name, config, tokenizer, **options)
     if vision is None:

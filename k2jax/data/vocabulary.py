@@ -10,6 +10,7 @@ from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.sources import CorruptRecords, describe, documents
 from k2jax.data.split import adjusted_threshold, document_hash, threshold_for
+from k2jax.data.stored_folder import local_folder
 from k2jax.errors import UserError
 from k2jax.text.media import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD
 from k2jax.text.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
@@ -54,7 +55,7 @@ def prepare_tokenizer(
         train_bpe(training_sample(config), settings.vocab).save(folder)
 
     folder = cache_root(config.cache_dir) / "tokenizers" / f"bpe-{key_of(described)}"
-    get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
+    folder = local_folder(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds), get_or_build)
     try:
         return load_tokenizer(folder)
     except UserError as error:

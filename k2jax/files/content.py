@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 from collections.abc import Iterator
 import contextlib
+import functools
 import gzip
 import importlib
 import io
@@ -19,6 +20,7 @@ import zlib
 
 from k2jax.errors import UserError
 from k2jax.files.magic import BYTES, kind_of
+from k2jax.files.objects.object_path import ObjectPath
 
 LARGEST = 1 << 30
 """Bytes of a text that is compressed: a larger one is not read."""
@@ -26,7 +28,7 @@ _AT_ONCE = 1 << 20
 _MARK = b"\xef\xbb\xbf"
 
 
-def lines_of_file(path: Path, most: int) -> Iterator[tuple[bytes, int]]:
+def lines_of_file(path: Path | ObjectPath, most: int) -> Iterator[tuple[bytes, int]]:
     """Lines of a file with their ends, and the length of each [bytes]; the first one is without a mark of UTF-8.
 
     Of a line of more than ``most`` bytes there is the beginning alone.
@@ -52,7 +54,7 @@ def _skipped(file: IO[bytes], line: bytes) -> int:
     return skipped
 
 
-def text_of_file(path: Path) -> bytes:
+def text_of_file(path: Path | ObjectPath) -> bytes:
     """All bytes of a file, without a mark of UTF-8.
 
     Raises:
@@ -68,12 +70,12 @@ def text_of_file(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _content(path: Path) -> Iterator[IO[bytes]]:
+def _content(path: Path | ObjectPath) -> Iterator[IO[bytes]]:
     """The content of a file as a stream; errors of decompression become OSErrors."""
     kind = _kind_of(path)
-    opened = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}[kind]
+    opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": functools.partial(_zstandard, path)}
     try:
-        with opened(path, "rb") as file:
+        with path.open("rb") as stored, opened[kind](stored) if kind else stored as file:
             yield file
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if not kind:
@@ -82,19 +84,20 @@ def _content(path: Path) -> Iterator[IO[bytes]]:
         raise OSError(0, f"{why} (compressed as {kind})") from None
 
 
-def _kind_of(path: Path) -> str:
+def _kind_of(path: Path | ObjectPath) -> str:
     """How a file is compressed, as the end of its usual name, by its first bytes; empty where it is not."""
     with path.open("rb") as file:
         kind = kind_of(file.read(BYTES))
     return kind.end if kind else ""
 
 
-def _zstandard(path: Path, mode: str) -> IO[bytes]:
+def _zstandard(path: Path | ObjectPath, stored: IO[bytes]) -> IO[bytes]:
     try:
         pyarrow = importlib.import_module("pyarrow")
     except ImportError:
         raise UserError(f'{path} is compressed by Zstandard, which pyarrow reads: pip install "k2jax[data]"') from None
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"), 1 << 16)
+    source = pyarrow.OSFile(str(path)) if isinstance(path, Path) else pyarrow.PythonFile(stored, mode="r")
+    return io.BufferedReader(pyarrow.CompressedInputStream(source, "zstd"), 1 << 16)
 
 
 def _without_mark(begin: bytes) -> bytes:

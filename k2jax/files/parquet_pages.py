@@ -11,6 +11,9 @@ import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from k2jax.files.objects.object_path import ObjectPath
+from k2jax.files.objects.object_reader import ObjectBytes
+
 _STOP, _TRUE, _FALSE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 7, 8, 9, 10, 11, 12
 _VARINTS = (4, 5, 6)
 _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page's header
@@ -24,7 +27,7 @@ class ParquetPage(NamedTuple):
     stored: int
 
 
-def page_sizes(path: Path, group: Any, columns: Sequence[str]) -> list[ParquetPage]:
+def page_sizes(path: Path | ObjectPath, group: Any, columns: Sequence[str]) -> list[ParquetPage]:
     """The pages of some columns.
 
     Args:
@@ -38,11 +41,14 @@ def page_sizes(path: Path, group: Any, columns: Sequence[str]) -> list[ParquetPa
     """
     chunks = [group.column(number) for number in range(group.num_columns)]
     chunks = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+    if isinstance(path, ObjectPath):
+        data = ObjectBytes(path)
+        return [page for chunk in chunks for page in _pages(data, chunk)]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return [page for chunk in chunks for page in _pages(data, chunk)]
 
 
-def _pages(data: mmap.mmap, chunk: Any) -> Iterator[ParquetPage]:
+def _pages(data: mmap.mmap | ObjectBytes, chunk: Any) -> Iterator[ParquetPage]:
     """The pages of a column in a row group."""
     place = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < place:
@@ -67,7 +73,7 @@ class _Thrift:
         place: where it is now.
     """
 
-    def __init__(self, data: mmap.mmap, place: int, end: int):
+    def __init__(self, data: mmap.mmap | ObjectBytes, place: int, end: int):
         """Begins at ``place``; nothing is read from ``end`` on."""
         self._data, self.place, self._end = data, place, end
 

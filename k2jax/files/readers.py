@@ -8,11 +8,12 @@ import json
 from pathlib import Path
 import re
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from k2jax.errors import UserError
 from k2jax.files.bounded_json import count_values
 from k2jax.files.content import lines_of_file, text_of_file
+from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.parquet_pages import page_sizes
 
 Report = Callable[[str, str], None]
@@ -133,7 +134,7 @@ def parquet_rows(
     """
     pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
     try:
-        file = reader.ParquetFile(path, memory_map=True)
+        file = reader.ParquetFile(parquet_input(path), memory_map=True)
     except (pyarrow.ArrowException, OSError) as error:
         return report(str(path), f"not readable as parquet: {first_line(error)}")
     with file:
@@ -155,6 +156,11 @@ def parquet_rows(
             except (pyarrow.ArrowException, OSError, ValueError) as error:
                 report(f"{path}, rows {row} to {end - 1}", f"row group {group} is broken: {first_line(error)}")
             row = end
+
+
+def parquet_input(path: Path | ObjectPath) -> Path | BinaryIO:
+    """What pyarrow opens of a file of Parquet: its path, or an object as a file."""
+    return path if isinstance(path, Path) else path.open("rb")
 
 
 def _rows_at_once(path: Path, group: Any, columns: Sequence[str], together: int) -> int:

@@ -8,7 +8,7 @@ from absl import flags
 import pytest
 
 from k2jax import cli
-from k2jax.config import defaults, resolve
+from k2jax.config import defaults, resolve, source
 from k2jax.config.paths import check_paths
 from k2jax.files.local import check_local
 from k2jax.train.workdir import open_workdir
@@ -20,7 +20,7 @@ ELSEWHERE = frozenset({
     "engines", "env", "environments",
     "filters", "format", "host", "hosts", "image", "image_hosts", "judge_model", "judge_url", "kinds", "limits",
     "machine", "mode", "model", "model_name", "module", "name", "only", "options", "preset", "project", "prompt",
-    "publish_listen", "published_at", "ray", "request", "reservation", "sandbox", "search", "secret", "served_model",
+    "publish_listen", "published_at", "ray", "reason", "request", "reservation", "sandbox", "search", "secret", "served_model",
     "service_account", "topologies", "tools", "topology", "tpu", "url", "video", "zone",
 })  # fmt: skip
 """Flags that name no file or folder of this machine, or, as ``image``, may be URLs."""
@@ -77,7 +77,7 @@ def test_a_command_refuses_a_url_before_it_does_anything(monkeypatch, capsys, na
     assert ended.value.code == 0
 
 
-KEYS = ("init_from", "data.cache_dir", "data.tokenizer.path", "rl.images", "rl.critic.tokenizer", "rl.distill.table")
+KEYS = ("init_from", "data.tokenizer.path", "rl.images", "rl.critic.tokenizer", "rl.distill.table")
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -85,6 +85,29 @@ def test_a_key_that_names_a_folder_refuses_a_url(key):
     config = defaults("rl", model="micro")
     config.update_from_flattened_dict({key: "s3://bucket/x"})
     with refused(f"config.{key} 's3://bucket/x' is a URL"):
+        check_paths(resolve(config))
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "GS://bucket/x", "file:///tmp/x"])
+def test_a_corpus_may_lie_in_a_store(url):
+    config = defaults("pretrain", model="micro")
+    config.data.cache_dir = url
+    config.data.sources.a = source(kind="jsonl", path=url)
+    check_paths(resolve(config))
+
+
+@pytest.mark.parametrize("url", ["https://example.com/x", "hf://owner/name", "file:/tmp/x", "gs:/bucket/x"])
+def test_what_is_not_read_by_its_url_is_refused(url):
+    config = defaults("pretrain", model="micro")
+    config.data.cache_dir = url
+    with refused(f"config.data.cache_dir '{url}' is a URL"):
+        check_paths(resolve(config))
+
+
+def test_a_kind_that_reads_no_store_refuses_a_url():
+    config = defaults("pretrain", model="micro")
+    config.data.sources.a = source(kind="huggingface", path="s3://bucket/x")
+    with refused("config.data.sources.a.path 's3://bucket/x' is a URL"):
         check_paths(resolve(config))
 
 

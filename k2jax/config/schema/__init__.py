@@ -9,6 +9,7 @@ of one part of an experiment; ``experiment`` puts them together.
 from k2jax.config.schema.data import (
     CONVERSATIONS,
     IMAGE_SOURCES,
+    IN_STORES,
     TRAJECTORIES,
     DataConfig,
     ImagesConfig,
@@ -74,6 +75,7 @@ __all__ = [
     "BANDS",
     "CONVERSATIONS",
     "IMAGE_SOURCES",
+    "IN_STORES",
     "TRAJECTORIES",
     "AdvantageConfig",
     "AttentionKind",

@@ -31,12 +31,15 @@ SourceKind = Literal[
     "image_chat",
     "image_trajectories",
     "synthetic_images",
+    "shards",
 ]
 TokenizerKind = Literal["bpe", "file", "bytes"]
 CONVERSATIONS = ("chat", "trajectories", "token_rows")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
 """Kinds of sources whose records are conversations with images, for models with vision."""
+IN_STORES = ("text", "jsonl", "parquet", "chat", "token_rows", "shards")
+"""Kinds of sources whose files may lie in an object store."""
 TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
 
@@ -46,7 +49,9 @@ class SourceConfig:
     """One corpus of the mixture."""
 
     kind: SourceKind = "stdlib"  #: format
-    path: str = ""  #: folder, file or glob; for huggingface the data set's name
+    path: str = ""  #: folder, file or glob, or their URL; for huggingface the data set's name
+    licence: str = ""  #: of the texts, for the manifest and the page of corpora
+    version: str = ""  #: of the texts, likewise
     field: str = "text"  #: the text column of jsonl, parquet and huggingface records
     subset: str = ""  #: huggingface configuration name
     split: str = "train"  #: huggingface split
@@ -102,4 +107,4 @@ class DataConfig:
     held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
     on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it
     workers: NonNegativeInt = 0  #: processes that read, decode and pack batches; 0 is a thread of the training's own
-    cache_dir: str = ""  #: tokenised shards and trained tokenizers; empty is $K2JAX_CACHE or ~/.cache/k2jax
+    cache_dir: str = ""  #: folder or URL of tokenised shards and tokenizers; empty is $K2JAX_CACHE or ~/.cache/k2jax

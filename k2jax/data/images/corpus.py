@@ -34,6 +34,7 @@ from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
 from k2jax.data.processes import ordered_map
 from k2jax.data.sources import CorruptRecords, describe, log_left_out, refuse_skipped, report_unread
+from k2jax.data.stored_folder import local_folder
 from k2jax.errors import UserError
 from k2jax.text.chat import configured_chat
 from k2jax.text.tokenizer import Tokenizer
@@ -214,7 +215,7 @@ def prepare_visual(
             usable = _usable(measured, report, most)
             write_corpus(folder, name, usable, held_out=config.held_out, report=report, tokenizer=tokenizer)
 
-    get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds)
+    folder = local_folder(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds), get_or_build)
     corpus = VisualCorpus(folder, measurer)
     refuse_skipped(name, corpus.manifest["skipped"], config.on_corrupt)
     return corpus
