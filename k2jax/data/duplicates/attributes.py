@@ -1,4 +1,4 @@
-"""Attributes of documents in dolma's layout: beside ``documents/NAME.jsonl.gz`` lies ``attributes/TAGGER/NAME.jsonl.gz``.
+"""Attributes of documents in dolma's layout: beside ``documents/x.jsonl.gz`` there is ``attributes/TAGGER/x.jsonl.gz``.
 
 Every document has a line, in the same order: ``{"id": ..., "attributes": {"duplicates__near": [[0, 1204, 0.91]]}}``.
 A decision can so be changed without reading texts again.

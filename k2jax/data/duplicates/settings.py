@@ -22,8 +22,8 @@ class DuplicateSettings:
     Attributes:
         threshold: least Jaccard similarity of the sets of 5-word shingles.
         contained: least share of the smaller document's 3-word runs that the larger one holds; 0 does without.
-        numbers: least Jaccard similarity of the sets of words with digits, in both cases: documents of one template
-            differ in them. 0 does without.
+        numbers: least Jaccard similarity of the sets of words with digits, for a contained document the least share of
+            the smaller set: documents of one template differ in them. 0 does without.
     """
 
     threshold: float = 0.8

@@ -52,7 +52,9 @@ def shingles(texts: HashedTexts, size: int = SHINGLE) -> tuple[np.ndarray, np.nd
 def distinct(hashes: np.ndarray) -> np.ndarray:
     """The sorted set of some numbers."""
     hashes = np.sort(hashes)
-    return hashes[np.flatnonzero(np.concatenate([hashes[:1] == hashes[:1], hashes[1:] != hashes[:-1]]))]
+    fresh = np.ones(len(hashes), bool)
+    np.not_equal(hashes[1:], hashes[:-1], out=fresh[1:])
+    return hashes[fresh]
 
 
 def shared(one: np.ndarray, other: np.ndarray) -> int:

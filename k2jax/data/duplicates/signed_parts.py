@@ -96,9 +96,9 @@ class SignedParts:
         for part, places, local in self._by_part(positions):
             ends = _entries(self._folders[part] / "documents.bin", DOCUMENT)["id_end"]
             ids = _entries(self._folders[part] / "ids.bin", "u1")
-            for place, index in zip(places.tolist(), local.tolist(), strict=True):
-                begin = ends[index - 1] if index else 0
-                found[place] = bytes(ids[int(begin) : int(ends[index])]).decode()
+            begins = np.where(local, ends[local - 1], 0).tolist()
+            for place, begin, end in zip(places.tolist(), begins, ends[local].tolist(), strict=True):
+                found[place] = ids[begin:end].tobytes().decode()
         return found
 
     def part_of(self, positions: np.ndarray) -> np.ndarray:
@@ -130,4 +130,4 @@ def _entries(path: Path, dtype: np.dtype | str) -> np.ndarray:
     """A file as an array of which only what is read is in memory; empty files cannot be mapped."""
     if not path.stat().st_size:
         return np.empty((0, *np.dtype(dtype).shape), np.dtype(dtype).base)
-    return np.memmap(path, dtype, "r")
+    return np.memmap(path, dtype, "r").view(np.ndarray)  # whose rows are read several times faster

@@ -18,7 +18,9 @@ import xxhash
 
 WINDOW = 1 << 18
 """Bytes that are looked at together: their arrays fit into a processor's cache."""
-_PLAIN = bytes(byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") else 0 for byte in bytes(range(256)).lower())
+_PLAIN = bytes(
+    byte if byte >= 128 or chr(byte).isalnum() or byte == ord("_") else 0 for byte in bytes(range(256)).lower()
+)
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 _LONGEST = 64  # bytes of a word that is hashed with all others
 _FIRST, _NEXT, _LAST = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93))
