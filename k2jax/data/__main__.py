@@ -6,20 +6,25 @@ Example:
     python -m k2jax.data show text-0123456789abcdef --tokenizer=runs/nano/tokenizer --count=3
     python -m k2jax.data show --config=experiments/pretrain/nano.py --batch=10
     python -m k2jax.data verify
+    python -m k2jax.data duplicates --documents='corpus/*.jsonl.gz' --attributes=corpus/attributes --threshold=0.8
 
 ``build`` does what a run does at its start where something is missing, and nothing where nothing is. ``show`` prints
 what a manifest says, with documents where a tokenizer is given, or with ``--batch`` the rows of a step. ``verify``
-reads everything and compares it with its checksums; its exit code is 1 where something is damaged.
+reads everything and compares it with its checksums; its exit code is 1 where something is damaged. ``duplicates`` says
+which documents of files are copies or near duplicates of which, as attributes in dolma's layout (docs/duplicates.md).
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from absl import flags
 
 from k2jax import cli
 from k2jax.errors import UserError, nearest
 
-COMMANDS = ("build", "list", "show", "verify")
+COMMANDS = ("build", "list", "show", "verify", "duplicates")
 
 
 def define(values: flags.FlagValues) -> None:
@@ -28,18 +33,27 @@ def define(values: flags.FlagValues) -> None:
     cli.define_config(values)
     flags.DEFINE_string("cache_dir", "", "Cache without --config; empty: $K2JAX_CACHE, else ~/.cache/k2jax.", **to)
     flags.DEFINE_string("tokenizer", None, "Tokenizer of the shown documents.", **to)
-    flags.DEFINE_integer("count", 3, "Documents that are shown.", **to, lower_bound=1)
+    flags.DEFINE_integer("count", 3, "Documents, or pairs of duplicates, that are shown.", **to, lower_bound=1)
     flags.DEFINE_integer("batch", None, "Step whose rows are shown.", **to, lower_bound=1)
+    flags.DEFINE_integer("workers", None, "Processes; all cores by default.", **to, lower_bound=1)
+    flags.DEFINE_string("documents", None, "Files of documents: a folder, a file, or a pattern in quotes.", **to)
+    flags.DEFINE_string("attributes", None, "Folder that attributes of documents are written to.", **to)
+    flags.DEFINE_string("field", "text", "Field of a document's text.", **to)
+    flags.DEFINE_float("threshold", 0.8, "Least Jaccard similarity of near duplicates, by 5-word shingles.", **to)
+    flags.DEFINE_float("contained", 0.95, "Least share of 3-word runs of a contained document; 0: none are.", **to)
+    flags.DEFINE_float("numbers", 0.5, "Least similarity of the words with digits; 0: they do not matter.", **to)
 
 
 def main(values: flags.FlagValues, command: str, name: str = "") -> int:
     """Runs the command; returns its exit code."""
     if command not in COMMANDS:
         raise UserError(f"there is no command {command!r}{nearest(command, list(COMMANDS))}")
-    if name and command in ("build", "list"):
+    if name and command not in ("show", "verify"):
         raise UserError(f"{command} takes no name of a corpus")
     if command == "build":
         return _build(values)
+    if command == "duplicates":
+        return _duplicates(values)
     if command == "show":
         return _show_batch(values) if values.batch else _show(values, name)
     return _list(values) if command == "list" else _verify(values, name)
@@ -127,6 +141,34 @@ def _verify(values: flags.FlagValues, name: str) -> int:
     for problem in problems:
         print(problem)
     return 1 if problems else 0
+
+
+def _duplicates(values: flags.FlagValues) -> int:
+    from k2jax.data.cache import cache_root
+    from k2jax.data.duplicates.finding import find_duplicates
+    from k2jax.data.duplicates.settings import DuplicateSettings
+
+    cli.require(values, "documents", "attributes")
+    settings = {name: values[name].value for name in ("threshold", "contained", "numbers")}
+    find_duplicates(
+        values.documents,
+        Path(values.attributes),
+        cache_root(_cache(values)) / "duplicates",
+        DuplicateSettings(**settings),
+        field=values.field,
+        run=_run(values),
+        shown=values.count,
+        log=_say,
+    )
+    return 0
+
+
+def _run(values: flags.FlagValues):
+    """A ``map`` over as many processes as are asked for."""
+    from k2jax.data.processes import ordered_map
+
+    workers = values.workers or len(os.sched_getaffinity(0))
+    return lambda function, items: ordered_map(function, items, workers if min(workers, len(items)) > 1 else 0)
 
 
 def _named_tokenizer(config):

@@ -26,8 +26,8 @@ from k2jax.errors import UserError
 Item, Result = TypeVar("Item"), TypeVar("Result")
 Run = Callable[[Callable[[Item], Result], Iterable[Item]], Iterable[Result]]
 """Applies a function to items and gives the results in their order, as ``map`` does; functions can be pickled."""
-Progress = Callable[[str, int, int], None]
-"""Receives the name of a stage, how many of its items are done, and how many there are."""
+Progress = Callable[[str, int, int, int], None]
+"""Receives a stage's name, how many of its items are done, how many there are, and documents of those that are done."""
 STAGES = ("sign", "copies", "propose", "collect", "read again", "verify", "follow", "write")
 ROUNDS = 2
 """How often kept documents are compared with the keepers of removed ones that they are like."""
@@ -79,12 +79,19 @@ class _Work:
     run: Run
     progress: Progress
 
-    def all(self, stage: str, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Results of all items of a stage."""
+    def all(
+        self, stage: str, function: Callable[[Item], Result], items: Sequence[Item], documents: int | None = None
+    ) -> list[Result]:
+        """Results of all items of a stage, of so many documents; None: each result says of how many it is."""
         results: list[Result] = []
+        done = 0
         for result in self.run(function, items):
             results.append(result)
-            self.progress(stage, len(results), len(items))
+            if documents is None:
+                done += sum(count for count, _ in result["blocks"])
+            else:
+                done = documents * len(results) // len(items)
+            self.progress(stage, len(results), len(items), done)
         return results
 
 
@@ -95,7 +102,7 @@ def remove_duplicates(
     run: Run = map,
     *,
     attributes: Path,
-    progress: Progress = lambda stage, done, items: None,
+    progress: Progress = lambda *_: None,
 ) -> DuplicateReport:
     """Finds the duplicates among all documents of all parts, and writes which are removed in favour of which.
 
@@ -132,13 +139,13 @@ def remove_duplicates(
         files=[path.with_name(path.name.replace("pairs", "documents")) for path in pairs],
         folder=work.folder,
     )
-    work.all("read again", sets, list(enumerate(parts)))
+    work.all("read again", sets, list(enumerate(parts)), len(signed))
     removals, verified = _decided(work, signed, pairs)
     write = functools.partial(
         _write_part, names=[part.name for part in parts], signed=signed, work=work.folder, files=(copies, removals),
         attributes=attributes,
     )  # fmt: skip
-    counts = sum(work.all("write", write, range(len(parts))), Counter())
+    counts = sum(work.all("write", write, range(len(parts)), len(signed)), Counter())
     return DuplicateReport(
         documents=len(signed),
         removed={name: counts[kind] for kind, name in verification.KINDS.items()},
@@ -154,7 +161,7 @@ def _copies(work: _Work, signed: SignedParts) -> list[Path]:
     """Files of the exact copies; also writes which documents are some."""
     ranges = proposals.ranges_of(len(signed))
     find = functools.partial(proposals.propose_copies, signed=signed, ranges=ranges, folder=work.folder)
-    work.all("copies", find, range(ranges))
+    work.all("copies", find, range(ranges), len(signed))
     paths = [work.folder / f"copies-{number}.npy" for number in range(ranges)]
     is_copy = np.zeros(len(signed), bool)
     for path in paths:
@@ -169,11 +176,11 @@ def _proposed(work: _Work, signed: SignedParts) -> tuple[list[Path], int]:
     items = [(band, number) for band in range(work.settings.bands) for number in range(ranges)]
     common = {"signed": signed, "folder": work.folder}
     propose = functools.partial(proposals.propose_pairs, ranges=ranges, settings=work.settings, **common)
-    work.all("propose", propose, items)
+    work.all("propose", propose, items, len(signed))
     files = [work.folder / f"pairs-{band}-{number}.npy" for band, number in items]
     ends = [*range(_COLLECTED, len(signed), _COLLECTED), len(signed)]
     collect = functools.partial(proposals.collect_pairs, ends=ends, files=files, folder=work.folder)
-    counts = work.all("collect", collect, range(len(ends)))
+    counts = work.all("collect", collect, range(len(ends)), len(signed))
     return [work.folder / f"pairs-of-{number}.npy" for number in range(len(ends))], sum(counts)
 
 
@@ -190,7 +197,7 @@ def _decided(work: _Work, signed: SignedParts, pairs: list[Path]) -> tuple[list[
             verification.verify_pairs, pairs=pairs, sets=work.folder, signed=signed, folder=folder,
             settings=work.settings,
         )  # fmt: skip
-        found = work.all("follow" if number else "verify", verify, range(len(pairs)))
+        found = work.all("follow" if number else "verify", verify, range(len(pairs)), len(signed))
         edges += [folder / f"edges-{item}.npy" for item in range(len(pairs))]
         if not number or sum(found):
             removals, stranded = keeping.decide(edges, len(signed), folder)

@@ -22,7 +22,7 @@ folder = Path(sys.argv[1])
 proposals.RANGE = 100
 removal.remove_duplicates(
     parts_of(corpus(9, 200), [50, 50, 50]), folder / "work", DuplicateSettings(), attributes=folder / "attributes",
-    progress=lambda stage, done, items: print(stage, done, flush=True),
+    progress=lambda stage, done, *_: print(stage, done, flush=True),
 )
 """
 
