@@ -7,11 +7,13 @@ Example:
     python -m k2jax.data show --config=experiments/pretrain/nano.py --batch=10
     python -m k2jax.data verify
     python -m k2jax.data duplicates --documents='corpus/*.jsonl.gz' --attributes=corpus/attributes --threshold=0.8
+    python -m k2jax.data contamination --documents=corpus --against=mmlu.jsonl --attributes=corpus/attributes
 
 ``build`` does what a run does at its start where something is missing, and nothing where nothing is. ``show`` prints
 what a manifest says, with documents where a tokenizer is given, or with ``--batch`` the rows of a step. ``verify``
 reads everything and compares it with its checksums; its exit code is 1 where something is damaged. ``duplicates`` says
-which documents of files are copies or near duplicates of which, as attributes in dolma's layout (docs/duplicates.md).
+which documents of files are copies or near duplicates of which, and ``contamination`` which hold questions of
+evaluation sets, both as attributes in dolma's layout (docs/duplicates.md).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from absl import flags
 from k2jax import cli
 from k2jax.errors import UserError, nearest
 
-COMMANDS = ("build", "list", "show", "verify", "duplicates")
+COMMANDS = ("build", "list", "show", "verify", "duplicates", "contamination")
 
 
 def define(values: flags.FlagValues) -> None:
@@ -42,6 +44,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float("threshold", 0.8, "Least Jaccard similarity of near duplicates, by 5-word shingles.", **to)
     flags.DEFINE_float("contained", 0.95, "Least share of 3-word runs of a contained document; 0: none are.", **to)
     flags.DEFINE_float("numbers", 0.5, "Least similarity of the words with digits; 0: they do not matter.", **to)
+    flags.DEFINE_list("against", None, "Evaluation sets: files, or datasets as 'gsm8k path=FILE'.", **to)
+    flags.DEFINE_float("overlap", 0.8, "Least weighted share of a question's runs of words in a document.", **to)
+    flags.DEFINE_float("with_answer", 0.5, "Least share where the question's answer is near.", **to)
 
 
 def main(values: flags.FlagValues, command: str, name: str = "") -> int:
@@ -54,6 +59,8 @@ def main(values: flags.FlagValues, command: str, name: str = "") -> int:
         return _build(values)
     if command == "duplicates":
         return _duplicates(values)
+    if command == "contamination":
+        return _contamination(values)
     if command == "show":
         return _show_batch(values) if values.batch else _show(values, name)
     return _list(values) if command == "list" else _verify(values, name)
@@ -155,6 +162,26 @@ def _duplicates(values: flags.FlagValues) -> int:
         Path(values.attributes),
         cache_root(_cache(values)) / "duplicates",
         DuplicateSettings(**settings),
+        field=values.field,
+        run=_run(values),
+        shown=values.count,
+        log=_say,
+    )
+    return 0
+
+
+def _contamination(values: flags.FlagValues) -> int:
+    from k2jax.data.cache import cache_root
+    from k2jax.data.contamination.matching import ContaminationSettings
+    from k2jax.data.contamination.scanning import find_contamination
+
+    cli.require(values, "documents", "against", "attributes")
+    find_contamination(
+        values.documents,
+        values.against,
+        Path(values.attributes),
+        cache_root(_cache(values)) / "contamination",
+        ContaminationSettings(overlap=values.overlap, with_answer=values.with_answer),
         field=values.field,
         run=_run(values),
         shown=values.count,

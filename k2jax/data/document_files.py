@@ -6,7 +6,7 @@ an empty text: attributes are written for every line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import glob
@@ -56,14 +56,35 @@ class FilePart:
         Raises:
             UserError: the file cannot be read.
         """
-        of_kind = _parquet_records if self.path.suffix.lower() == ".parquet" else _line_records
-        for name, where, record, why in of_kind(self.path, self.field, report):
+        for name, where, record, why in self._all((self.field, "id"), report):
             if why:
                 report(where, why)
             text = readers.checked_text(record, self.field, where, report) if not why else None
             given = record.get("id") if isinstance(record, dict) else None
             known = isinstance(given, str | int) and len(str(given)) <= LONGEST_ID
             yield str(given) if known else name, text or ""
+
+    def records(self, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Records that can be used, with those of some fields that they have; of JSON lines with all.
+
+        Args:
+            fields: columns of Parquet, of which there has to be one.
+        """
+        for _, _, record, why in self._all(fields, lambda where, why: None):
+            if not why and isinstance(record, dict):
+                yield record
+
+    def _all(self, fields: Sequence[str], report: Callable) -> Iterator[tuple[str, str, Any, str]]:
+        """Name, place, value and what is wrong of every record."""
+        if self.path.suffix.lower() != ".parquet":
+            for line in readers.lines_of_json(self.path):
+                yield line.name, line.where, line.value, line.why
+            return
+        for where, row in readers.parquet_rows(self.path, fields, report, readers.ROWS_PER_READ):
+            try:
+                yield where, where, {name: value.as_py() for name, value in row.items()}, ""
+            except UnicodeDecodeError as error:
+                yield where, where, None, f"not UTF-8 at byte {error.start} of the text"
 
 
 def file_parts(path: str, field: str) -> list[FilePart]:
@@ -105,19 +126,6 @@ def _part(path: Path, root: Path, field: str) -> FilePart:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     name = path.relative_to(root).as_posix()
     return FilePart(path, name, field, content.hexdigest(), path.stat().st_size)
-
-
-def _line_records(path: Path, field: str, report: Callable) -> Iterator[tuple[str, str, Any, str]]:
-    for line in readers.lines_of_json(path):
-        yield line.name, line.where, line.value, line.why
-
-
-def _parquet_records(path: Path, field: str, report: Callable) -> Iterator[tuple[str, str, Any, str]]:
-    for where, row in readers.parquet_rows(path, (field, "id"), report, readers.ROWS_PER_READ):
-        try:
-            yield where, where, {name: value.as_py() for name, value in row.items()}, ""
-        except UnicodeDecodeError as error:
-            yield where, where, None, f"not UTF-8 at byte {error.start} of the text"
 
 
 class StageLines:
