@@ -26,6 +26,7 @@ RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
+PREPARE = ["rensa>=0.5,<0.6"]  # near duplicates; signatures are kept on disk, and another version's are other ones
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -85,6 +86,7 @@ setup(
         "rollout": ROLLOUT,
         "ray": RAY,
         "verifiers": VERIFIERS,
+        "prepare": PREPARE,
         "synthesize": SYNTHESIZE,
         "vision": VISION,
         "wandb": WANDB,
@@ -107,7 +109,9 @@ setup(
             *CONSTRAINED,
             *ROLLOUT,
             *VISION,
+            *PREPARE,
             *WANDB,
+            "datasketch>=1.6",
             "openai>=1.60",
             "anthropic>=0.60",
             "tiktoken>=0.9",

@@ -32,8 +32,9 @@ NO_ACCESS = (
 CLOSED_PIPE = 128 + signal.SIGPIPE
 """What a shell gives for a program that wrote into a closed pipe, as ``COMMAND | head -1`` makes them do."""
 PATHS = (
-    "api_keys_file", "cache_dir", "checkpoint", "compare", "data", "folder", "images", "include_path", "of", "out",
-    "pairs", "preferences", "published_key", "replay", "repositories", "rubrics", "to", "tokenizer", "workdir",
+    "against", "api_keys_file", "attributes", "cache_dir", "checkpoint", "compare", "data", "documents", "folder",
+    "images", "include_path", "of", "out", "pairs", "preferences", "published_key", "replay", "repositories",
+    "rubrics", "to", "tokenizer", "workdir",
 )  # fmt: skip
 """Names of the flags of all commands that name files or folders."""
 

@@ -33,6 +33,7 @@ Example:
     python -m k2jax.bench vision        # the tower, forward and backward, against transformers (extra [parity])
     python -m k2jax.bench tools         # a stored repository of 20,000 tools: opened, searched, and a domain's drawn
     python -m k2jax.bench loader        # batches of 3.8 billion rows of 50 sources, on 1, 4 and 8 hosts
+    python -m k2jax.bench near_duplicates  # documents a second and memory of removing them, beside datatrove
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -79,6 +80,7 @@ NAMES = (
     "vision",
     "tools",
     "loader",
+    "near_duplicates",
 )
 
 

@@ -9,23 +9,30 @@ Example:
     python -m k2jax.data sync ~/.cache/k2jax s3://bucket/corpora
     python -m k2jax.data retire text-0123456789abcdef --reason="its licence forbids it"
     python -m k2jax.data page --out=corpora.html
+    python -m k2jax.data duplicates --documents='corpus/*.jsonl.gz' --attributes=corpus/attributes --threshold=0.8
+    python -m k2jax.data contamination --documents=corpus --against=mmlu.jsonl --attributes=corpus/attributes
 
 ``build`` does what a run does at its start where something is missing, and nothing where nothing is. ``show`` prints
 what a manifest says, with documents where a tokenizer is given, or with ``--batch`` the rows of a step. ``verify``
 reads everything and compares it with its checksums; its exit code is 1 where something is damaged. ``sync`` copies the
 corpora of a cache, or one of them, to another cache: what is missing, verified by hash. ``retire`` removes a corpus and
 leaves a record of when and why. ``page`` writes a page of all corpora. A cache may be a folder or a URL.
+``duplicates`` says which documents of files are copies or near duplicates of which, and ``contamination`` which hold
+questions of evaluation sets, both as attributes in dolma's layout (docs/duplicates.md).
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from absl import flags
 
 from k2jax import cli
 from k2jax.errors import UserError, nearest
 
-COMMANDS = ("build", "list", "show", "verify", "sync", "retire", "page")
-_ARGUMENTS = {"build": 0, "list": 0, "page": 0, "sync": 2}
+COMMANDS = ("build", "list", "show", "verify", "sync", "retire", "page", "duplicates", "contamination")
+_ARGUMENTS = {"build": 0, "list": 0, "page": 0, "sync": 2, "duplicates": 0, "contamination": 0}
 
 
 def define(values: flags.FlagValues) -> None:
@@ -34,11 +41,21 @@ def define(values: flags.FlagValues) -> None:
     cli.define_config(values)
     flags.DEFINE_string("cache_dir", "", "Cache without --config; empty: $K2JAX_CACHE, else ~/.cache/k2jax.", **to)
     flags.DEFINE_string("tokenizer", None, "Tokenizer of the shown documents.", **to)
-    flags.DEFINE_integer("count", 3, "Documents that are shown.", **to, lower_bound=1)
+    flags.DEFINE_integer("count", 3, "Documents, or pairs of duplicates, that are shown.", **to, lower_bound=1)
     flags.DEFINE_string("reason", None, "Why a corpus is retired.", **to)
     flags.DEFINE_bool("yes", False, "Retires a corpus of a store, where nobody sees whether it is in use.", **to)
     flags.DEFINE_string("out", "corpora.html", "The page that is written.", **to)
     flags.DEFINE_integer("batch", None, "Step whose rows are shown.", **to, lower_bound=1)
+    flags.DEFINE_integer("workers", None, "Processes; all cores by default.", **to, lower_bound=1)
+    flags.DEFINE_string("documents", None, "Files of documents: a folder, a file, or a pattern in quotes.", **to)
+    flags.DEFINE_string("attributes", None, "Folder that attributes of documents are written to.", **to)
+    flags.DEFINE_string("field", "text", "Field of a document's text.", **to)
+    flags.DEFINE_float("threshold", 0.8, "Least Jaccard similarity of near duplicates, by 5-word shingles.", **to)
+    flags.DEFINE_float("contained", 0.95, "Least share of 3-word runs of a contained document; 0: none are.", **to)
+    flags.DEFINE_float("numbers", 0.5, "Least similarity of the words with digits; 0: they do not matter.", **to)
+    flags.DEFINE_list("against", None, "Evaluation sets: files, or datasets as 'gsm8k path=FILE'.", **to)
+    flags.DEFINE_float("overlap", 0.8, "Least weighted share of a question's runs of words in a document.", **to)
+    flags.DEFINE_float("with_answer", 0.5, "Least share where the question's answer is near.", **to)
 
 
 def main(values: flags.FlagValues, command: str, name: str = "", destination: str = "") -> int:
@@ -55,7 +72,8 @@ def main(values: flags.FlagValues, command: str, name: str = "", destination: st
         return _sync(name, destination)
     if command in ("verify", "retire"):
         return {"verify": _verify, "retire": _retire}[command](values, name)
-    return {"build": _build, "list": _list, "page": _page}[command](values)
+    of_files = {"duplicates": _duplicates, "contamination": _contamination}
+    return {"build": _build, "list": _list, "page": _page, **of_files}[command](values)
 
 
 def _cache(values: flags.FlagValues) -> str:
@@ -195,6 +213,54 @@ def _verify(values: flags.FlagValues, name: str) -> int:
     for problem in problems:
         print(problem)
     return 1 if problems else 0
+
+
+def _duplicates(values: flags.FlagValues) -> int:
+    from k2jax.data.cache import cache_root
+    from k2jax.data.duplicates.finding import find_duplicates
+    from k2jax.data.duplicates.settings import DuplicateSettings
+
+    cli.require(values, "documents", "attributes")
+    settings = {name: values[name].value for name in ("threshold", "contained", "numbers")}
+    find_duplicates(
+        values.documents,
+        Path(values.attributes),
+        cache_root(_cache(values)) / "duplicates",
+        DuplicateSettings(**settings),
+        field=values.field,
+        run=_run(values),
+        shown=values.count,
+        log=_say,
+    )
+    return 0
+
+
+def _contamination(values: flags.FlagValues) -> int:
+    from k2jax.data.cache import cache_root
+    from k2jax.data.contamination.matching import ContaminationSettings
+    from k2jax.data.contamination.scanning import find_contamination
+
+    cli.require(values, "documents", "against", "attributes")
+    find_contamination(
+        values.documents,
+        values.against,
+        Path(values.attributes),
+        cache_root(_cache(values)) / "contamination",
+        ContaminationSettings(overlap=values.overlap, with_answer=values.with_answer),
+        field=values.field,
+        run=_run(values),
+        shown=values.count,
+        log=_say,
+    )
+    return 0
+
+
+def _run(values: flags.FlagValues):
+    """A ``map`` over as many processes as are asked for."""
+    from k2jax.data.processes import ordered_map
+
+    workers = values.workers or len(os.sched_getaffinity(0))
+    return lambda function, items: ordered_map(function, items, workers if min(workers, len(items)) > 1 else 0)
 
 
 def _named_tokenizer(config):

@@ -17,7 +17,7 @@ from tests.refusal import refused
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = frozenset({
     "allowed_hosts", "arguments", "assume", "band", "by", "cluster", "domain", "encoder", "endpoint", "engine_topology",
-    "engines", "env", "environments",
+    "engines", "env", "environments", "field",
     "filters", "format", "host", "hosts", "image", "image_hosts", "judge_model", "judge_url", "kinds", "limits",
     "machine", "mode", "model", "model_name", "module", "name", "only", "options", "preset", "project", "prompt",
     "publish_listen", "published_at", "ray", "reason", "request", "reservation", "sandbox", "search", "secret", "served_model",
