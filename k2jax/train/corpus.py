@@ -24,12 +24,13 @@ from k2jax.train.run import say
 _SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
 
 
-def open_corpus(config: Config, workdir: Path) -> dict[str, TrainingData]:
+def open_corpus(config: Config, workdir: Path, phase: str = "") -> dict[str, TrainingData]:
     """Opens or builds the corpus, and puts its tokenizer into the workdir.
 
     Args:
         config: the experiment.
         workdir: the run's folder.
+        phase: with which this start begins. Others may need other devices: where a later one does, that is said.
 
     Returns:
         The data of every phase by its name, which is empty in a run without phases.
@@ -38,7 +39,7 @@ def open_corpus(config: Config, workdir: Path) -> dict[str, TrainingData]:
         UserError: a mistake in the data, or a tokenizer that does not fit the model or ``init_from``.
     """
     phases = run_phases(config)
-    data = _phased_data(config, phases) if config.phases else _whole_data(config)
+    data = _phased_data(config, phases, phase) if config.phases else _whole_data(config)
     tokenizer = data[0].tokenizer
     if tokenizer.vocab_size > config.model.vocab:
         raise UserError(
@@ -57,12 +58,20 @@ def _whole_data(config: Config) -> list[TrainingData]:
     return [shared_data(config, batches.rows, _images(config, batches))]
 
 
-def _phased_data(config: Config, phases: Sequence[RunPhase]) -> list[TrainingData]:
-    wanted = []
+def _phased_data(config: Config, phases: Sequence[RunPhase], begun: str) -> list[TrainingData]:
+    wanted, is_done = [], True
     for phase in phases:
-        own = phase.config
-        batches = BatchSharding(own, make_mesh(own))
-        sizes = {"batch_size": own.train.batch_size, "local_rows": batches.rows, "images": _images(own, batches)}
+        own, rows, images = phase.config, None, None
+        is_done = is_done and phase.name != begun
+        try:
+            batches = BatchSharding(own, make_mesh(own))
+            rows, images = batches.rows, _images(own, batches)
+        except UserError as error:
+            if phase.name == begun:
+                raise
+            if not is_done:
+                say(f"the run stops before phase {phase.name}, to be continued on other devices: {error}")
+        sizes = {"batch_size": own.train.batch_size, "local_rows": rows, "images": images}
         wanted.append(DataPhase(phase.name, phase.first, phase.last, own.data, **sizes))
     with _built_by_first():
         return prepare_phases(

@@ -46,7 +46,7 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
         phases = run_phases(config)
         begun = phase_at(config, max(committed_steps(path), default=0) + 1)
         program = Program(begun.config, loss=NLL())
-        corpus = open_corpus(config, path)
+        corpus = open_corpus(config, path, begun.name)
         data = corpus[begun.name]
         identity = {"tokenizer": data.tokenizer.fingerprint, "corpus or the tokenizer": data.fingerprint}
         with Run(program, path, identity, config) as run:
@@ -54,7 +54,9 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
                 print_start(config, data, run.start)
             patience = Patience(run)
             for phase in phases[phases.index(begun) :]:
-                program = program if _same_program(phase.config, program.config) else Program(phase.config, loss=NLL())
+                run.wait_saved()  # what follows may need other devices than there are
+                if not _same_program(phase.config, program.config):
+                    program = Program(phase.config, loss=NLL())
                 run.enter(phase.name, program)
                 _train_phase(run, phase, corpus[phase.name], patience, command)
                 if run.has_ended:

@@ -168,6 +168,10 @@ class Run:
         self._has_begun = True
         return True
 
+    def wait_saved(self) -> None:
+        """Returns when every save that was started is committed."""
+        self._checkpoints.wait()
+
     def enter(self, phase: str, program: Program) -> None:
         """Goes on in a phase, of which the step that was done last is the one before its first.
 
@@ -183,7 +187,7 @@ class Run:
         self._take(program)
         self.recorder.enter(program.config)
         if program.config.parallel != before.config.parallel:
-            self._checkpoints.wait()
+            self.wait_saved()
             self.state = self._read(self.done, self._checkpoints.meta(self.done))
 
     def steps(self, last: int | None = None) -> Iterator[int]:
