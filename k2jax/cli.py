@@ -216,7 +216,7 @@ def _check_overrides(argv: Sequence[str], config_type: type) -> tuple[list[str],
         if match is None:
             rest.append(arg)
             continue
-        path = re.sub(r"^(data\.sources|rl\.tasks|models)\.[^.]+\.", r"\1.NAME.", match[1])
+        path = re.sub(r"^(data\.sources|rl\.tasks|phases|models)\.[^.]+\.", r"\1.NAME.", match[1])
         if path not in declared:
             raise UserError(f"unknown key config.{match[1]}{nearest(path, list(declared))}")
         if match[2] == "None" and "None" in declared[path].type:

@@ -24,8 +24,8 @@ TOKENS_PER_STEP = 4096 * 4096
 
 def get_config():
     """The experiment."""
-    config = defaults("pretrain", model="k2", vision="moonvit")
-    config.model.yarn.factor = 1.0  # the context is extended later
+    config = defaults("pretrain", model="k2.5", vision="moonvit")
+    config.model.yarn.factor = 1.0  # k2_5.py goes on and extends the context
     config.data.sequence_length = 4096
     config.data.sources = {
         "web": source(kind="parquet", path="corpus/*.parquet"),

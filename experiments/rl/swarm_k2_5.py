@@ -2,10 +2,10 @@ r"""Kimi K2.5: an orchestrator of 1.04T parameters learns to use frozen sub-agen
 
 Reproduces: PARL (Kimi K2.5, section 3) on wide questions over a world of documents: the orchestrator is trained, its
 sub-agents are its start with an engine of their own, critical steps are the budget, and the rewards of parallel and
-finished work are annealed to 0. Rows have 32,768 tokens, laid out as in experiments/pretrain/k2_1t_32k.py. In a rollout
-both engines lie on all chips, the experts of each over 128 of them, and take turns; there are two sub-agents for each
-orchestrator. The decoder alone is trained, since the tasks show no images. The report gives no coefficients, budgets of
-tokens or ratio of engines: those are choices.
+finished work are annealed to 0. Rows have 32,768 tokens, laid out as in the last phase of
+experiments/pretrain/k2_1t.py. In a rollout both engines lie on all chips, the experts of each over 128 of them, and
+take turns; there are two sub-agents for each orchestrator. The decoder alone is trained, since the tasks show no
+images. The report gives no coefficients, budgets of tokens or ratio of engines: those are choices.
 Expected: nothing was trained with it. On v5p:8x8x16 (1,024 chips) the first command says 78.9 of 95 GB a device in
 training, 55.6 in the switch and at most 93.7 in a rollout (the sub-agents' prefill beside the other engine), and
 estimates 3.5 s from training to the rollout; 11 minutes of processor time. The second compares ratios of engines by

@@ -2,8 +2,9 @@ r"""Kimi K2's supervised fine-tuning on 1,024 v5p chips.
 
 Reproduces: supervised fine-tuning with Muon, as pretraining used it (Kimi K2, section 3.1). The report gives neither
 rates nor batches: those here are placeholders of a common size, for the memory and time of a step.
-Expected: nothing was trained with it. Rows, mesh and micro-batches are those of k2_1t_32k.py, of which there are fewer
-a step. By the first command it takes 78.9 of a device's 95 GB, and an estimated 38.4 s a step, 28.5 % MFU.
+Expected: nothing was trained with it. Rows, mesh and micro-batches are those of the last phase of
+experiments/pretrain/k2_1t.py, of which there are fewer a step. By the first command it takes 78.9 of a device's 95 GB,
+and an estimated 38.4 s a step, 28.5 % MFU.
 
     python -m k2jax.aot --config=experiments/sft/k2_1t.py --topology=v5p:8x8x16
     python -m k2jax.launch --config=experiments/sft/k2_1t.py --workdir=gs://my-bucket/k2-sft \
@@ -17,7 +18,7 @@ from k2jax.config import defaults, source
 def get_config():
     """The experiment."""
     config = defaults("sft", model="k2")
-    config.init_from = "/gcs/my-bucket/k2-32k"
+    config.init_from = "/gcs/my-bucket/k2"
     config.data.sequence_length = 32768
     config.data.sources = {
         "chats": source(kind="chat", path="chats/*.jsonl", weight=3.0),

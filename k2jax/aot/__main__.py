@@ -2,6 +2,7 @@ r"""Compiles for TPUs ahead of time, on a machine without one; exit code 1 if so
 
 Example:
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --phase=long
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --sweep
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:4x4x4 --mode=decode \
         --config.parallel.expert=64
@@ -11,7 +12,8 @@ Example:
     python -m k2jax.aot kernels --topologies=v5p:2x2x1 --only=attention --json
 
 With a config, the command compiles the training step that it describes and prints HBM of a device by what it holds,
-collectives by kind, axis and bytes, FLOPs, and an estimate of the step's time with every term. --sweep estimates every
+collectives by kind, axis and bytes, FLOPs, and an estimate of the step's time with every term: of a run with phases the
+step of --phase, or of the one with most tokens. --sweep estimates every
 layout of that batch on the topology (stages, experts, data, micro-batches, parts of the experts' exchange, and
 recomputation with FP8 and offloading) and compiles the best; it names those that do not fit, and exits with 1 only if
 none fits. --mode=prefill and --mode=decode compile the inference engine's programs for the config's model instead,
@@ -31,6 +33,8 @@ from absl import flags
 
 from k2jax import cli
 from k2jax.aot import topology
+from k2jax.config.phases import RunPhase, phase_named, run_phases
+from k2jax.config.schema import Config
 from k2jax.errors import UserError, nearest
 
 TARGETS = ("kernels",)
@@ -47,6 +51,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("mode", "train", f"What to compile: {' | '.join(MODES)}.", **to)
     flags.DEFINE_integer("context", 32768, "Longest sequence of prefill and decode [tokens].", **to, lower_bound=1)
     flags.DEFINE_integer("slots", 0, "Sequences of prefill and decode; 0 is as many as fit.", **to, lower_bound=0)
+    flags.DEFINE_string("phase", "", "Phase of the config; empty is the one with most tokens.", **to)
     flags.DEFINE_bool("sweep", False, "Estimate every layout of the config, and compile the best.", **to)
     flags.DEFINE_integer("best", 2, "Number of a sweep's layouts to compile.", **to)
     flags.DEFINE_integer("engines", 0, "Separate engines, for --mode=restart.", **to, lower_bound=0)
@@ -83,7 +88,7 @@ def restart(values: flags.FlagValues) -> int:
 
     constants = with_assumptions(values.assume)
     engines = EngineSlices(values.engines, values.engine_topology)
-    config = compiling.for_tpu(cli.config_of(values))
+    config = compiling.for_tpu(chosen_phase(cli.config_of(values), values.phase).config)
     shape = run_shape(config, values.topology, engines, values.workers, values.rollout_seconds)
     arguments = (values.topology, shape, constants)
     print(json.dumps(loss_json(*arguments), indent=2) if values.json else loss_table(*arguments))
@@ -99,7 +104,7 @@ def phases(values: flags.FlagValues) -> int:
     from k2jax.aot.report.sync_table import phases_json, phases_table
     from k2jax.aot.weight_sync import compile_phases
 
-    config = compiling.for_tpu(cli.config_of(values))
+    config = compiling.for_tpu(chosen_phase(cli.config_of(values), values.phase).config)
     try:
         report = compile_phases(config, values.topology)
     except compiling.DoesNotFit as error:
@@ -117,7 +122,7 @@ def inference(values: flags.FlagValues) -> int:
     from k2jax.aot import compiling
     from k2jax.aot.report import tables
 
-    config = compiling.for_tpu(cli.config_of(values))
+    config = compiling.for_tpu(chosen_phase(cli.config_of(values), values.phase).config)
     try:
         report = compiling.compile_inference(config, values.mode, values.topology, values.context, values.slots)
     except compiling.DoesNotFit as error:
@@ -133,7 +138,10 @@ def training(values: flags.FlagValues) -> int:
     from k2jax.aot.cost.published import published_runs
     from k2jax.aot.report import tables
 
-    config = compiling.for_tpu(cli.config_of(values))
+    phase = chosen_phase(cli.config_of(values), values.phase)
+    config = compiling.for_tpu(phase.config)
+    if phase.name and not values.json:
+        print(f"phase {phase.name}, steps {phase.first + 1:,} to {phase.last:,}", flush=True)
     layouts = compiling.best_layouts(config, values.topology) if values.sweep else []
     if layouts and not values.json:
         print(tables.sweep_table(layouts, LISTED), flush=True)
@@ -159,6 +167,15 @@ def training(values: flags.FlagValues) -> int:
     if too_large and len(too_large) == len(chosen):
         return _does_not_fit(f"of {len(layouts)} layouts none of the {len(too_large)} compiled ones fits; raise --best")
     return 0
+
+
+def chosen_phase(config: Config, name: str) -> RunPhase:
+    """The named phase of a config, or the one with most tokens: all of it where it has no phases.
+
+    Raises:
+        UserError: it has no phase of that name.
+    """
+    return phase_named(config, name) if name else max(run_phases(config), key=lambda phase: phase.tokens)
 
 
 def _does_not_fit(line: str) -> int:

@@ -24,7 +24,7 @@ from k2jax.checkpoint.meta import WrongFormatError, check, digest, has_checksums
 from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
 from k2jax.checkpoint.storage import read_all, tree_handler
 from k2jax.config.build import from_json
-from k2jax.config.identity import changed_key, fixed_keys
+from k2jax.config.identity import changed_fixed_key
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 
@@ -322,9 +322,9 @@ def check_config(meta: dict, config: Config, what: str) -> None:
     Raises:
         UserError: it was not; the line begins with ``what`` and names a key.
     """
-    saved, now = meta.get("config", {}), fixed_keys(config)
-    if key := changed_key(saved, {key: now.get(key) for key in saved}):
+    if changed := changed_fixed_key(meta.get("config", {}), config, meta["step"]):
+        key, saved, now = changed
         raise UserError(
-            f"{what}: config.{key} is {saved[key]!r} in the checkpoint and {now.get(key)!r} here; put the file back, "
-            "or use a new --workdir"
+            f"{what}: config.{key} is {saved!r} in the checkpoint and {now!r} here; put the file back, or use a new "
+            "--workdir"
         )

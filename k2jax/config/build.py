@@ -15,6 +15,7 @@ from ml_collections import ConfigDict, config_dict
 from k2jax.config import schema
 from k2jax.config.checks import check_combinations
 from k2jax.config.fields import check_fields, field_type, group_of, hints_of, mapping_of
+from k2jax.config.phase_checks import check_phases
 from k2jax.config.presets import method_preset, model_preset, vision_preset
 from k2jax.errors import UserError, nearest
 
@@ -42,9 +43,10 @@ def defaults(stage: str, model: str = "nano", vision: str | None = None, method:
     config.lock()
     if method is not None:
         config.rl.update_from_flattened_dict(method_preset(method))
-    config.data.sources.unlock()  # sources, tasks and roles come and go by name
+    config.data.sources.unlock()  # sources, tasks, roles and phases come and go by name
     config.rl.tasks.unlock()
     config.rl.roles.unlock()
+    config.phases.unlock()
     return config
 
 
@@ -61,6 +63,11 @@ def task(**fields: Any) -> ConfigDict:
 def role(**fields: Any) -> ConfigDict:
     """Returns one entry of ``config.rl.roles``, e.g. ``role(checkpoint="runs/sft", temperature=0.6)``."""
     return _entry(schema.RoleConfig, "a role", fields)
+
+
+def phase(**fields: Any) -> ConfigDict:
+    """Returns one entry of ``config.phases``, e.g. ``phase(begin=500, overrides=("data.sequence_length=2048",))``."""
+    return _entry(schema.PhaseConfig, "a phase", fields)
 
 
 def _entry(cls: type, what: str, fields: Mapping[str, Any]) -> ConfigDict:
@@ -100,6 +107,7 @@ def resolve(config: ConfigDict | Mapping[str, Any] | schema.Config) -> schema.Co
         config = _read(schema.Config, config, "")
     check_fields(config)
     check_combinations(config)
+    check_phases(config)
     return config
 
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from k2jax.config.build import to_json
+from k2jax.config.phases import run_phases
 from k2jax.config.schema import Config
 
 FIXED = (
@@ -41,11 +42,26 @@ FREE = (
 """Keys below FIXED ones that change neither (of corpora, tasks and roles the contents are compared, not the path)."""
 
 
-def fixed_keys(config: Config) -> dict[str, Any]:
+def fixed_keys(config: Config, step: int | None = None) -> dict[str, Any]:
     """The values of the fixed keys, JSON values by the key's full name.
 
-    ``train.steps`` is one where the share of images has phases, which begin at shares of the whole run.
+    ``train.steps`` is one where the share of images has phases, which begin at shares of the whole run. Of a run's
+    phases, what has begun stays as it was: where each began, and what it changed of the fixed keys.
+
+    Args:
+        config: of the run.
+        step: steps that were done: phases that begin later may still change. None counts all phases.
     """
+    fixed = _own_fixed_keys(config)
+    for phase in run_phases(config) if config.phases else ():
+        if step is None or phase.first < step:
+            own = {"begin": phase.first, "sources": sorted(phase.config.data.sources)}
+            own |= {key: value for key, value in _own_fixed_keys(phase.config).items() if fixed[key] != value}
+            fixed |= {f"phases.{phase.name}.{key}": value for key, value in own.items()}
+    return fixed
+
+
+def _own_fixed_keys(config: Config) -> dict[str, Any]:
     names = (*FIXED, "train.steps") if len(config.data.images.share) > 1 else FIXED
     return {
         key: value
@@ -57,6 +73,20 @@ def fixed_keys(config: Config) -> dict[str, Any]:
 def changed_key(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first key of ``before`` or ``now`` whose value differs; None for none."""
     return next((key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)), None)
+
+
+def changed_fixed_key(saved: Mapping[str, Any], config: Config, step: int) -> tuple[str, Any, Any] | None:
+    """The first fixed key that differs between a checkpoint and a configuration, with both values; None for none.
+
+    Args:
+        saved: the fixed keys that were saved with the checkpoint, by a version that may know fewer of them.
+        config: of the run now.
+        step: of the checkpoint.
+    """
+    now = fixed_keys(config, step)
+    compared = {key: value for key, value in now.items() if key in saved or key.startswith("phases.")}
+    key = changed_key(saved, compared)
+    return None if key is None else (key, saved.get(key), compared.get(key))
 
 
 def flat_keys(config: Config) -> dict[str, Any]:

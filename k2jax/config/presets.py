@@ -34,6 +34,21 @@ _DEEPSEEK_V3 = ModelConfig(
     init_std=0.006,
 )
 
+_K2 = replace_keys(
+    _DEEPSEEK_V3,
+    {
+        "dense_layers": 1,
+        "heads": 64,
+        "moe.experts": 384,
+        "moe.expert_groups": 1,
+        "moe.active_groups": 1,
+        "moe.routed_scaling": 2.827,
+        "rope_theta": 50000.0,
+        "yarn": YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0),
+        "vocab": 163840,
+    },
+)
+
 PRESETS: dict[str, ModelConfig] = {
     "nano": ModelConfig(),
     "micro": ModelConfig(
@@ -59,20 +74,8 @@ PRESETS: dict[str, ModelConfig] = {
         vocab=163840,
     ),
     "deepseek_v3": _DEEPSEEK_V3,
-    "k2": replace_keys(
-        _DEEPSEEK_V3,
-        {
-            "dense_layers": 1,
-            "heads": 64,
-            "moe.experts": 384,
-            "moe.expert_groups": 1,
-            "moe.active_groups": 1,
-            "moe.routed_scaling": 2.827,
-            "rope_theta": 50000.0,
-            "yarn": YarnConfig(factor=32.0, beta_fast=1.0, beta_slow=1.0),
-            "vocab": 163840,
-        },
-    ),
+    "k2": _K2,
+    "k2.5": replace_keys(_K2, {"yarn": YarnConfig(factor=64.0), "norm_eps": 1e-5}),  # 262,144 positions
     "smollm2_135m": ModelConfig(
         layers=30,
         dense_layers=30,

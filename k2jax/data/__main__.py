@@ -184,7 +184,6 @@ def _show(values: flags.FlagValues, name: str) -> int:
 
 def _show_batch(values: flags.FlagValues) -> int:
     from k2jax.data.batch_preview import pieces_of
-    from k2jax.data.training_data import prepare_data
     from k2jax.report.table import text_table
 
     cli.require(values, "config")
@@ -193,11 +192,32 @@ def _show_batch(values: flags.FlagValues) -> int:
         raise UserError("--batch shows batches of text; this configuration has images")
     if values.batch > config.train.steps:
         raise UserError(f"--batch {values.batch} is behind the last step, {config.train.steps}")
-    sizes = {"batch_size": config.train.batch_size, "seed": config.train.seed, "steps": config.train.steps}
-    data = prepare_data(config.data, tokenizer=_named_tokenizer(config), log=_say, **sizes)
+    data = _data_of(config)
     rows = [(p.row, p.source, p.begin, p.end, p.trained, repr(p.text)) for p in pieces_of(data, values.batch)]
+    if config.phases:
+        from k2jax.config.phases import phase_at
+
+        print(f"phase {phase_at(config, values.batch).name}")
     print(text_table(("row", "source", "begin", "end", "trained", "text"), rows))
+    seen = data.loader.epochs(values.batch)
+    print(f"passes over each source up to here: {', '.join(f'{name} {passes:.2f}' for name, passes in seen.items())}")
     return 0
+
+
+def _data_of(config):
+    """The data of a run, of all phases where it has some."""
+    from k2jax.config.phases import run_phases
+    from k2jax.data.phases.phase_data import DataPhase, prepare_phases
+    from k2jax.data.training_data import prepare_data
+
+    options = {"seed": config.train.seed, "tokenizer": _named_tokenizer(config), "log": _say}
+    if not config.phases:
+        return prepare_data(config.data, batch_size=config.train.batch_size, steps=config.train.steps, **options)
+    phases = [
+        DataPhase(phase.name, phase.first, phase.last, phase.config.data, phase.config.train.batch_size)
+        for phase in run_phases(config)
+    ]
+    return prepare_phases(config.data, phases, **options)[0]
 
 
 def _verify(values: flags.FlagValues, name: str) -> int:

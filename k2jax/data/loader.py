@@ -86,9 +86,7 @@ class DataLoader:
             )
         if images:
             self._check_patch_rows(images.shape.rows)
-        self._shuffled = [
-            grain.MapDataset.source(rows[name]).shuffle(seed=shuffle_seed(seed, name)).repeat() for name in self._names
-        ]
+        self._shuffled = [_shuffled(rows[name], shuffle_seed(seed, name)) for name in self._names]
 
     def _check_patch_rows(self, rows: int) -> None:
         """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
@@ -165,6 +163,15 @@ class DataLoader:
         """Number of passes over each source in the first ``step`` steps."""
         drawn = self._plan.drawn(step * self._batch_size)
         return {name: n / rows for name, n, rows in zip(self._names, drawn, self._source_rows, strict=True)}
+
+
+def _shuffled(rows: SplitRows, seed: int) -> grain.MapDataset:
+    """The rows in a seeded order, without an end; those of a phase's passes over a source follow each other."""
+    passes = [
+        grain.MapDataset.source(part).shuffle(seed=(seed + number) % 2**32)
+        for number, part in enumerate(getattr(rows, "passes", [rows]))
+    ]
+    return (passes[0] if len(passes) == 1 else grain.MapDataset.concatenate(passes)).repeat()
 
 
 def _end_with(parent: int, worker: int, workers: int) -> None:

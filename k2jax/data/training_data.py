@@ -49,7 +49,7 @@ class TrainingData:
 
     Attributes:
         tokenizer: tokenizer of the run.
-        loader: training batches by step.
+        loader: training batches by step; of a run with phases a ``PhasedLoader``.
         held_out: validation batches.
         manifests: manifest of each source's folder of shards: counts, held-out statistics, skipped records.
         fingerprint: hash of the tokenizer and of all tokens of the corpus.
@@ -98,9 +98,9 @@ def prepare_data(
     options = {"builder": builder, "wait_seconds": wait_seconds, "log": log}
     vision = None if images is None else images.vision
     tokenizer, shards = build_sources(config, tokenizer=tokenizer, vision=vision, **options)
-    batches = _image_batches(images)
+    batches = image_batches(images)
     loader = DataLoader(
-        {name: _rows(config, name, source, TRAIN) for name, source in shards.items()},
+        {name: rows_of_split(config, name, source, TRAIN) for name, source in shards.items()},
         config.sources,
         batch_size=batch_size,
         seed=seed,
@@ -111,12 +111,12 @@ def prepare_data(
         vision_share=vision_share(config),
     )
     held_out = HeldOut(
-        {name: _rows(config, name, source, HELD_OUT) for name, source in shards.items()},
+        {name: rows_of_split(config, name, source, HELD_OUT) for name, source in shards.items()},
         local_rows=local_rows,
         images=batches,
     )
     manifests = {name: source.manifest for name, source in shards.items()}
-    return TrainingData(tokenizer, loader, held_out, manifests, _fingerprint(tokenizer, shards, loader.is_filled))
+    return TrainingData(tokenizer, loader, held_out, manifests, fingerprint_of(tokenizer, shards, loader.is_filled))
 
 
 def build_sources(
@@ -157,7 +157,7 @@ def _prepare_source(
     return prepare_visual(name, config, tokenizer, vision, **options)
 
 
-def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
+def rows_of_split(config: DataConfig, name: str, source: Shards | VisualCorpus, split: str) -> SplitRows:
     """Rows of a split, by the kind of its source; held-out images are never augmented."""
     kind = config.sources[name].kind
     if kind in IMAGE_SOURCES:
@@ -169,7 +169,8 @@ def _rows(config: DataConfig, name: str, source: Shards | VisualCorpus, split: s
     return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
 
 
-def _image_batches(images: ImageShape | None) -> ImageBatches | None:
+def image_batches(images: ImageShape | None) -> ImageBatches | None:
+    """How the images of a batch are laid out; None of a model of text."""
     if images is None:
         return None
     from k2jax.data.images.batches import ImageBatches
@@ -177,7 +178,7 @@ def _image_batches(images: ImageShape | None) -> ImageBatches | None:
     return ImageBatches(images.rows, images.vision, images.local_rows)
 
 
-def _fingerprint(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus], filled: bool) -> str:
+def fingerprint_of(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus], filled: bool) -> str:
     """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed."""
     contents = {name: source.contents for name, source in shards.items()}
     parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents]

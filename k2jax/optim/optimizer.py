@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import math
 
 import jax
 import optax
 
 from k2jax.config.fields import check_fields
-from k2jax.config.schema import OptimizerConfig, RouterConfig
+from k2jax.config.schema import OptimizerConfig, PhaseConfig, RouterConfig
 from k2jax.errors import UserError
 from k2jax.optim.balance import balance_router_bias
 from k2jax.optim.groups import FROZEN, decays, group_labels
 from k2jax.optim.muon import NewtonSchulz, scale_by_muon
 from k2jax.optim.qk_clip import clip_groups
-from k2jax.optim.schedule import build_schedule
+from k2jax.optim.schedule import build_phase_schedule, build_schedule
 from k2jax.optim.signals import where_signal, with_signals
 from k2jax.params import VISION, Specs, map_specs
 from pallas_kernels.newton_schulz import Coefficients
@@ -31,6 +32,8 @@ def build_optimizer(
     steps: int,
     newton_schulz: NewtonSchulz | None = None,
     dtype: jax.typing.DTypeLike | None = None,
+    *,
+    phases: Mapping[str, PhaseConfig] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Builds the optimizer: gradient clipping, one rule for each group, QK-Clip last.
 
@@ -47,6 +50,7 @@ def build_optimizer(
         steps: optimizer steps of the run, which the schedules span.
         newton_schulz: as in ``scale_by_muon``.
         dtype: as in ``scale_by_muon``.
+        phases: of the run, which may say its learning rate.
 
     Raises:
         UserError: if a value is invalid, or the schedule is longer than the run.
@@ -62,7 +66,7 @@ def build_optimizer(
         dtype=dtype,
         newton_schulz=newton_schulz,
     )
-    rules = _rules(config, router_config, specs, steps, muon)
+    rules = _rules(router_config, specs, steps, muon, config, phases or {})
     chain.append(optax.partition(rules, group_labels(specs, config)))
     if config.name == "muonclip":
         chain.append(clip_groups(specs, config))
@@ -70,16 +74,26 @@ def build_optimizer(
     return with_signals(specs, optimizer) if VISION in specs else optimizer
 
 
-def learning_rate(optimizer_config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Learning rate of the 0-based step, shared by Muon and AdamW."""
+def learning_rate(
+    optimizer_config: OptimizerConfig, steps: int, phases: Mapping[str, PhaseConfig] | None = None
+) -> optax.Schedule:
+    """Learning rate of the 0-based step, shared by Muon and AdamW: of the schedule, or of phases that say theirs."""
+    ordered = sorted((phases or {}).values(), key=lambda phase: phase.begin)
+    if ordered and ordered[0].rate != "schedule":
+        return build_phase_schedule(optimizer_config.schedule, optimizer_config.learning_rate, steps, ordered)
     return build_schedule(optimizer_config.schedule, optimizer_config.learning_rate, steps)
 
 
 def _rules(
-    config: OptimizerConfig, router: RouterConfig, specs: Specs, steps: int, muon: optax.GradientTransformation
+    router: RouterConfig,
+    specs: Specs,
+    steps: int,
+    muon: optax.GradientTransformation,
+    config: OptimizerConfig,
+    phases: Mapping[str, PhaseConfig],
 ) -> dict[str, optax.GradientTransformation]:
     """Transformation of each label. Muon and AdamW share the learning rate and the decoupled weight decay."""
-    rate = learning_rate(config, steps)
+    rate = learning_rate(config, steps, phases)
     decay = optax.add_decayed_weights(config.weight_decay, mask=map_specs(decays, specs))
     adam = optax.scale_by_adam(*ADAM_DECAYS, config.adam_eps)
     bias_rate = optax.linear_schedule(router.bias_rate, router.bias_rate_final, max(steps - 1, 1))

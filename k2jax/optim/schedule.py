@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
+import itertools
 
 import optax
 
 from k2jax.config.fields import check_fields
-from k2jax.config.schema import ScheduleConfig
+from k2jax.config.schema import PhaseConfig, ScheduleConfig
 from k2jax.errors import UserError
 
 WSD_DECAY = 0.4
@@ -35,8 +37,7 @@ def build_schedule(config: ScheduleConfig, peak: float, steps: int) -> optax.Sch
         UserError: if a kind or shape is unknown, a length or rate is negative, or the segments exceed ``steps``.
     """
     _check(config, peak, steps)
-    if config.warmup_steps is None:
-        config = dataclasses.replace(config, warmup_steps=min(WARMUP_STEPS, int(WARMUP_SHARE * steps)))
+    config = dataclasses.replace(config, warmup_steps=_warmup_steps(config, steps))
     available = steps - config.warmup_steps - config.anneal_steps
     if config.kind == "constant":
         decay = hold_before = 0
@@ -62,6 +63,46 @@ def build_schedule(config: ScheduleConfig, peak: float, steps: int) -> optax.Sch
         (optax.linear_schedule(floor, config.anneal_to * peak, config.anneal_steps), config.anneal_steps),
     ]
     return _join(segments, config.anneal_to * peak if config.anneal_steps else floor)
+
+
+def build_phase_schedule(
+    config: ScheduleConfig, peak: float, steps: int, phases: Sequence[PhaseConfig]
+) -> optax.Schedule:
+    """Builds the learning rate of a run whose phases say theirs, as a function of the 0-based step.
+
+    Linear warm-up from 0 to ``peak`` in the first phase, whose segment follows it; every further segment goes from the
+    rate at the end of the one before.
+
+    Args:
+        config: its ``warmup_steps`` alone is read.
+        peak: learning rate after the warm-up.
+        steps: optimizer steps of the run.
+        phases: of the run, by their begin, which have a shape each.
+
+    Raises:
+        UserError: if the warm-up is longer than the first phase.
+    """
+    _check(config, peak, steps)
+    warmup = _warmup_steps(config, steps)
+    segments = [(optax.linear_schedule(0.0, peak, warmup), warmup)]
+    ends = [*(phase.begin for phase in phases[1:]), steps]
+    if warmup > ends[0]:
+        raise UserError(
+            f"config.optimizer.schedule.warmup_steps {warmup} is longer than the first phase, {ends[0]} steps; lower it"
+        )
+    rate = peak
+    for phase, (begin, end) in zip(phases, itertools.pairwise((warmup, *ends)), strict=True):
+        before, rate = rate, rate if phase.rate_to is None else phase.rate_to
+        if phase.rate == "cosine":
+            segment = optax.cosine_decay_schedule(before, max(end - begin, 1), alpha=rate / before if before else 0.0)
+        else:
+            segment = optax.linear_schedule(before, rate, end - begin)
+        segments.append((segment, end - begin))
+    return _join(segments, rate)
+
+
+def _warmup_steps(config: ScheduleConfig, steps: int) -> int:
+    return min(WARMUP_STEPS, int(WARMUP_SHARE * steps)) if config.warmup_steps is None else config.warmup_steps
 
 
 def _check(config: ScheduleConfig, peak: float, steps: int) -> None:

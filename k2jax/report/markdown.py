@@ -47,6 +47,7 @@ def write_report(workdir: Path | str, summary: RunSummary) -> Path:
         _section("Held-out tasks", _shares(summary)),
         _section("Run", _run(summary)),
         _section("Training", _training(summary)),
+        _section("Phases", markdown_table(summary.phases[0], summary.phases[1:]) if summary.phases else ""),
         _section("Changes", _changes(summary)),
         _section(_optimizer(summary), _muonclip(summary)),
         _section("Expert balance", _balance(summary)),

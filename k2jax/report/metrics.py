@@ -5,6 +5,7 @@ A run writes the following keys if it has their values; other keys are kept unch
 | key | meaning |
 | --- | --- |
 | `step` | optimizer steps done |
+| `phase` | name of the phase, of a run with phases |
 | `loss`, `val_loss` | cross-entropy [nats per token] |
 | `val_loss/NAME` | the same of a source's held-out data, with `eval.by_source` |
 | `val_bits_per_byte` | held-out cross-entropy [bits per byte of text], where no source has images |

@@ -19,6 +19,7 @@ from k2jax.report.policy_figures import (
     swarm_figure,
     verdicts_figure,
 )
+from k2jax.report.seams import mark_seams
 from k2jax.report.series import MOST_LISTS
 from k2jax.report.style import save_figure
 from k2jax.report.summary import NO_BASELINES, Baselines
@@ -41,11 +42,11 @@ def draw_plots(
     """
     records = read_metrics(workdir, MOST_LISTS)
     figures = {
-        "loss": loss_figure(records, baselines),
+        "loss": mark_seams(loss_figure(records, baselines), records),
         "max_logit": max_logit_figure(records, qk_clip_tau),
         "expert_load": expert_load_figure(records),
-        "learning_rate": learning_rate_figure(records),
-        "throughput": throughput_figure(records),
+        "learning_rate": mark_seams(learning_rate_figure(records), records),
+        "throughput": mark_seams(throughput_figure(records), records),
         "accuracy": accuracy_figure(records),
         "responses": responses_figure(records),
         "drift": drift_figure(records),

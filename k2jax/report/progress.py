@@ -30,6 +30,8 @@ class Progress:
         total: last step of the run.
         start: step from which the run starts; 0, or the restored step.
         log: console to write to, standard output by default; ``Console(quiet=True)`` prints nothing.
+        work: of the first steps, by their number, in any unit: what a step costs beside the others. None is the same
+            for all.
         clock: returns seconds since any origin; for tests.
     """
 
@@ -39,9 +41,10 @@ class Progress:
         start: int = 0,
         log: Console | None = None,
         *,
+        work: Callable[[int], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._total, self._step, self._clock = total, start, clock
+        self._total, self._step, self._clock, self._work = total, start, clock, work or float
         self._start = start
         self._console = log if log is not None else Console()
         self._begin = self._printed_at = clock()
@@ -104,8 +107,8 @@ class Progress:
         """
         if self._first is None or self._step <= self._first[0]:
             return None
-        per_step = (self._clock() - self._first[1]) / (self._step - self._first[0])
-        return per_step * max(0, self._total - self._step)
+        first, done = self._work(self._first[0]), self._work(self._step)
+        return (self._clock() - self._first[1]) / (done - first) * max(0, self._work(self._total) - done)
 
     def _shown(self) -> str:
         return " · ".join(form.format(significant(self._values[key])) for key, form in SHOWN if key in self._values)

@@ -63,6 +63,7 @@ class RunSummary:
     best_step: int | None = None  #: step of the lowest held-out loss, where the run marks it
     baselines: Baselines = NO_BASELINES  #: on the same held-out text
     sources: Sequence[DataSource] = ()  #: training data
+    phases: Sequence[Sequence[str]] = ()  #: header and rows of the table of the run's phases
     newton_schulz_share: float | None = None  #: FLOPs of Newton-Schulz over the training FLOPs of its matrices
     qk_clip_tau: float | None = None  #: threshold of QK-Clip
     step: int | None = None  #: optimizer steps done

@@ -9,43 +9,85 @@ from pathlib import Path
 from k2jax import processes
 from k2jax.batch import PackedBatch
 from k2jax.checkpoint import committed_steps
+from k2jax.config.phases import RunPhase, run_phases
 from k2jax.config.schema import Config, TokenizerConfig
 from k2jax.convert.loading import tokenizer_folder, tokenizer_of
 from k2jax.data import TrainingData, prepare_data
+from k2jax.data.phases.phase_data import DataPhase, prepare_phases
 from k2jax.data.training_data import ImageShape
 from k2jax.errors import UserError
 from k2jax.parallel.batches import BatchSharding
+from k2jax.parallel.mesh import make_mesh
 from k2jax.text.tokenizer import Tokenizer
 from k2jax.train.run import say
 
 _SEEN_SECONDS = 60.0  # until a shared disk shows to one host what another one has written
 
 
-def open_corpus(config: Config, batches: BatchSharding, workdir: Path) -> TrainingData:
+def open_corpus(config: Config, workdir: Path, phase: str = "") -> dict[str, TrainingData]:
     """Opens or builds the corpus, and puts its tokenizer into the workdir.
 
     Args:
         config: the experiment.
-        batches: which rows of a batch this process reads, and how many rows of patches there are.
         workdir: the run's folder.
+        phase: with which this start begins. Others may need other devices: where a later one does, that is said.
+
+    Returns:
+        The data of every phase by its name, which is empty in a run without phases.
 
     Raises:
         UserError: a mistake in the data, or a tokenizer that does not fit the model or ``init_from``.
     """
-    vision = config.model.vision
-    images = ImageShape(vision, batches.patch_rows, batches.local_patch_rows) if vision.layers else None
-    data = shared_data(config, batches.rows, images)
-    if data.tokenizer.vocab_size > config.model.vocab:
+    phases = run_phases(config)
+    data = _phased_data(config, phases, phase) if config.phases else _whole_data(config)
+    tokenizer = data[0].tokenizer
+    if tokenizer.vocab_size > config.model.vocab:
         raise UserError(
-            f"the tokenizer has {data.tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; "
-            "raise it"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, config.model.vocab only {config.model.vocab}; raise it"
         )
     if config.init_from and not committed_steps(workdir):
-        _check_tokenizer(config.init_from, data)
+        _check_tokenizer(config.init_from, data[0])
     processes.barrier("data", None)
     if processes.is_first():
-        data.tokenizer.save(workdir / "tokenizer")
-    return data
+        tokenizer.save(workdir / "tokenizer")
+    return {phase.name: of for phase, of in zip(phases, data, strict=True)}
+
+
+def _whole_data(config: Config) -> list[TrainingData]:
+    batches = BatchSharding(config, make_mesh(config))
+    return [shared_data(config, batches.rows, _images(config, batches))]
+
+
+def _phased_data(config: Config, phases: Sequence[RunPhase], begun: str) -> list[TrainingData]:
+    wanted, is_done = [], True
+    for phase in phases:
+        own, rows, images = phase.config, None, None
+        is_done = is_done and phase.name != begun
+        try:
+            batches = BatchSharding(own, make_mesh(own))
+            rows, images = batches.rows, _images(own, batches)
+        except UserError as error:
+            if phase.name == begun:
+                raise
+            if not is_done:
+                say(f"the run stops before phase {phase.name}, to be continued on other devices: {error}")
+        sizes = {"batch_size": own.train.batch_size, "local_rows": rows, "images": images}
+        wanted.append(DataPhase(phase.name, phase.first, phase.last, own.data, **sizes))
+    with _built_by_first():
+        return prepare_phases(
+            config.data,
+            wanted,
+            seed=config.train.seed,
+            tokenizer=_named_tokenizer(config.data.tokenizer),
+            builder=processes.is_first(),
+            log=say,
+            wait_seconds=_SEEN_SECONDS,
+        )
+
+
+def _images(config: Config, batches: BatchSharding) -> ImageShape | None:
+    vision = config.model.vision
+    return ImageShape(vision, batches.patch_rows, batches.local_patch_rows) if vision.layers else None
 
 
 def shared_data(config: Config, rows: Sequence[int], images: ImageShape | None = None) -> TrainingData:

@@ -6,10 +6,14 @@ again repeats the same losses bit for bit, and on other numbers of processes or 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from k2jax import processes
+from k2jax.checkpoint import committed_steps
+from k2jax.config.phases import RunPhase, phase_at, run_phases
 from k2jax.config.schema import Config
+from k2jax.data import TrainingData
 from k2jax.errors import UserError
 from k2jax.losses import NLL
 from k2jax.train.corpus import open_corpus
@@ -39,23 +43,48 @@ def train(config: Config, workdir: str | Path, command: str | None = None) -> in
     if config.stage not in VALIDATIONS:
         raise UserError(f"config.stage is {config.stage!r}, and k2jax.train runs {' and '.join(VALIDATIONS)}")
     with lock_workdir(workdir, config) as path:
-        program = Program(config, loss=NLL())
-        data = open_corpus(config, program.batch_sharding(), path)
+        phases = run_phases(config)
+        begun = phase_at(config, max(committed_steps(path), default=0) + 1)
+        program = Program(begun.config, loss=NLL())
+        corpus = open_corpus(config, path, begun.name)
+        data = corpus[begun.name]
         identity = {"tokenizer": data.tokenizer.fingerprint, "corpus or the tokenizer": data.fingerprint}
-        with Run(program, path, identity) as run:
+        with Run(program, path, identity, config) as run:
             if processes.is_first():
                 print_start(config, data, run.start)
-            validation, patience = VALIDATIONS[config.stage](run, data), Patience(run)
-            batches = data.loader.batches(run.start)
-            for step in run.steps():
-                run.update([next(batches)])
-                record = validation.when_due(step)
-                run.log(step, record)
-                best = patience.is_best(step, record)
-                run.save_when_due(step, patience.extra, best)
-                if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
-                    write_results(run, data, "running", command)
+            patience = Patience(run)
+            for phase in phases[phases.index(begun) :]:
+                run.wait_saved()  # what follows may need other devices than there are
+                if not _same_program(phase.config, program.config):
+                    program = Program(phase.config, loss=NLL())
+                run.enter(phase.name, program)
+                _train_phase(run, phase, corpus[phase.name], patience, command)
+                if run.has_ended:
+                    break
         if processes.is_first():
             write_results(run, data, run.status, command)
             print(last_line(run, command))
         return run.exit_code
+
+
+def _train_phase(run: Run, phase: RunPhase, data: TrainingData, patience: Patience, command: str | None) -> None:
+    """The steps of a phase that are left: all of a run's without phases."""
+    config = run.config
+    validation = VALIDATIONS[config.stage](run, data)
+    batches = data.loader.batches(run.done)
+    for step in run.steps(phase.last):
+        run.update([next(batches)])
+        record = validation.when_due(step, step == phase.last)
+        run.log(step, record)
+        best = patience.is_best(step, record)
+        run.save_when_due(step, patience.extra, best)
+        if processes.is_first() and step % config.log.plots_every == 0 and step != config.train.steps:
+            write_results(run, data, "running", command)
+
+
+def _same_program(config: Config, other: Config) -> bool:
+    """Whether two phases differ in nothing that is compiled."""
+    own, others = (
+        dataclasses.replace(each, data=dataclasses.replace(each.data, sources={})) for each in (config, other)
+    )
+    return own == others

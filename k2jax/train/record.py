@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 import re
 import resource
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from k2jax.chips import PEAK_FLOPS
+from k2jax.config.phases import run_phases
 from k2jax.config.schema import Config, MoEConfig
 from k2jax.model import training_flops_per_token
 from k2jax.optim import clips, qk_clip_gamma
@@ -93,20 +94,34 @@ def _worst_violation(moe: MoEConfig) -> float:
     return moe.experts / moe.active_experts - 1
 
 
+def run_work(config: Config) -> Callable[[int], float]:
+    """Model FLOPs of the first steps of a run, by their number: what a step of each phase costs beside the others."""
+    costs = []
+    for phase in run_phases(config):
+        own = phase.config
+        tokens = own.train.batch_size * own.data.sequence_length
+        costs.append((phase, tokens * training_flops_per_token(own.model, own.data.sequence_length)))
+    return lambda step: sum(cost * min(max(step - phase.first, 0), phase.steps) for phase, cost in costs)
+
+
 class Recorder:
     """Keeps what spans steps: totals of real tokens and seconds, the loss's running mean for spikes."""
 
     def __init__(self, config: Config, meta: dict):
-        self._config = config
+        self.enter(config)
         # A measured peak varies from start to start; a resumed run keeps it, so that its utilisation stays comparable.
         same_device = meta.get("device") == device_name()
         self.peak_flops: float = meta["peak_flops"] if same_device and "peak_flops" in meta else peak_flops()
         self._unbalanced = 0
-        self._flops_per_token = training_flops_per_token(config.model, config.data.sequence_length)
         self.tokens: int = meta.get("tokens", 0)
         self.spikes: int = meta.get("spikes", 0)
         self.running_loss: float | None = meta.get("running_loss")
         self.seconds: float = meta.get("seconds", 0.0)
+
+    def enter(self, config: Config) -> None:
+        """Goes on with the configuration of another phase of the run."""
+        self._config = config
+        self._flops_per_token = training_flops_per_token(config.model, config.data.sequence_length)
 
     def meta(self) -> dict:
         """JSON values to save with a checkpoint, so that a resumed run goes on counting."""

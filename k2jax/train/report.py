@@ -10,6 +10,7 @@ import jax
 
 from k2jax import optim
 from k2jax.chips import PEAK_FLOPS
+from k2jax.config.phases import run_phases
 from k2jax.config.schema import Config
 from k2jax.data import TrainingData
 from k2jax.data.manifest import ASSISTANT
@@ -25,6 +26,8 @@ from k2jax.runtime import device_name
 if TYPE_CHECKING:
     from k2jax.train.run import Run
 
+PHASE_HEADER = ("phase", "steps", "tokens", "rows x tokens", "mixture", "last rate", "other keys")
+_SHOWN_APART = ("data.sequence_length=", "train.batch_size=")
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -55,8 +58,25 @@ def print_start(config: Config, data: TrainingData, start: int) -> None:
         train = data.manifests[name]["splits"]["train"]
         written = f", {quantity(train[ASSISTANT])} of them the assistant's" if ASSISTANT in train else ""
         print(f"data {name}: {quantity(train['tokens'])} tokens{written}, {epochs:.2f} epochs over the run")
+    if config.phases:
+        print(text_table(PHASE_HEADER, phase_rows(config)))
     if start == 0:
         print("compiling; the first step takes a while")
+
+
+def phase_rows(config: Config) -> list[tuple[str, ...]]:
+    """What each phase of a run does, in words, by the columns of ``PHASE_HEADER``; none without phases."""
+    rate = optim.learning_rate(config.optimizer, config.train.steps, config.phases)
+    rows = []
+    for phase in run_phases(config) if config.phases else ():
+        own, declared = phase.config, config.phases[phase.name]
+        size = f"{own.train.batch_size:,} x {own.data.sequence_length:,}"
+        mixture = ", ".join(declared.mixture) or "all"
+        ends = f"{float(rate(phase.last - 1)):.3g}"
+        steps = f"{phase.first + 1:,} to {phase.last:,}"
+        others = [text for text in declared.overrides if not text.startswith(_SHOWN_APART)]
+        rows.append((phase.name, steps, quantity(phase.tokens), size, mixture, ends, ", ".join(others)))
+    return rows
 
 
 def baselines(data: TrainingData) -> Baselines:
@@ -83,6 +103,7 @@ def write_results(run: Run, data: TrainingData, status: str, command: str | None
     """
     facts = {"held_out": _held_out(data), "sources": _sources(data, run.done), "best_step": run.best}
     facts |= {"newton_schulz_share": newton_schulz_share(run.config)}
+    facts |= {"phases": [PHASE_HEADER, *rows] if (rows := phase_rows(run.config)) else ()}
     write_run(run, status, command, baselines=baselines(data), **facts)
 
 
@@ -159,7 +180,15 @@ def highlights(config: Config) -> dict[str, object]:
         else "none",
         "optimizer": optimizer.name,
         "learning_rate": optimizer.learning_rate,
-        "schedule": optimizer.schedule.kind,
-        "batch": f"{train.batch_size} x {config.data.sequence_length} tokens, {train.micro_batches} micro-batches",
+        **({} if config.phases else _schedule_and_batch(config)),
         "seed": train.seed,
+    }
+
+
+def _schedule_and_batch(config: Config) -> dict[str, object]:
+    """What is one for a run without phases; the others have a table of their own."""
+    train = config.train
+    return {
+        "schedule": config.optimizer.schedule.kind,
+        "batch": f"{train.batch_size} x {config.data.sequence_length} tokens, {train.micro_batches} micro-batches",
     }

@@ -23,19 +23,23 @@ from k2jax import optim, processes, runtime
 from k2jax.batch import PackedBatch
 from k2jax.checkpoint import Checkpoints, check_config, damaged
 from k2jax.config.identity import fixed_keys, flat_keys
+from k2jax.config.phases import run_phases
+from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.params import VISION
 from k2jax.report.metrics import DAMAGED, FILE, MetricsLog
 from k2jax.report.progress import Progress
 from k2jax.report.scalar_writers import WandbProject
+from k2jax.train.batch_checks import check_targets, check_tokens
 from k2jax.train.history import changes_of, settings
 from k2jax.train.init_from import pretrained_params, pretrained_tower
 from k2jax.train.program import Program
-from k2jax.train.record import Recorder, infinite_logits
+from k2jax.train.record import Recorder, run_work
 from k2jax.train.signals import STOP_CODES, StopAskedError, stop_on_signal
 from k2jax.train.state import TrainState, non_finite_leaves, total_updates
 from k2jax.train.step import StepMetrics
 from k2jax.train.trace import StepTrace
+from k2jax.train.unhealthy import some_of, unhealthy_note
 from k2jax.train.workdir import check_shared, write_config
 
 NON_FINITE = 3  # exit code
@@ -66,8 +70,10 @@ class Run:
         program: mesh, loss and compiled functions.
         workdir: an open workdir, see ``train.workdir``.
         identity: fingerprints of what must not change between starts, by the name that a message gives it.
+        config: of the whole run, where ``program`` is that of one of its phases.
 
     Attributes:
+        phase: name of the phase that is being done; empty in a run without.
         state: the training state on the devices.
         step: the step that is being computed, or the last one.
         done: the last step that was completed.
@@ -82,13 +88,14 @@ class Run:
         UserError: the newest checkpoint cannot be read, or belongs to another identity.
     """
 
-    def __init__(self, program: Program, workdir: Path, identity: Mapping[str, str]):
-        self.program, self.workdir, self.config = program, workdir, program.config
+    def __init__(self, program: Program, workdir: Path, identity: Mapping[str, str], config: Config | None = None):
+        self.workdir, self.config, self.phase = workdir, config or program.config, ""
         self._identity = dict(identity)
-        self._batch_sharding = program.batch_sharding()
-        self._learning_rate = optim.learning_rate(self.config.optimizer, total_updates(self.config))
+        self._take(program)
+        updates, phases = total_updates(self.config), self.config.phases
+        self._learning_rate = optim.learning_rate(self.config.optimizer, updates, phases)
         self._checkpoints = Checkpoints(workdir, self.config.checkpoint.keep)
-        self._checkpoint_layout = program.checkpoint_layout()
+        self._ends = {phase.last for phase in run_phases(self.config)}
         self.exit_code, self._stop_signal, self.extra = 0, None, None
         self._ended = ""  # by the loop, and why
         self._has_begun = False
@@ -104,7 +111,7 @@ class Run:
         self.changes = known + new
         for change in new:
             say(str(change))
-        self.recorder = Recorder(self.config, meta)
+        self.recorder = Recorder(program.config, meta)
         self._open = contextlib.ExitStack()
         if processes.is_first():
             write_config(workdir, self.config)  # only now: nothing of the config was refused
@@ -115,6 +122,11 @@ class Run:
     def status(self) -> str:
         """How the run ended, in words for the report."""
         return self._ended if self._ended and not self.exit_code else _STATUS[self.exit_code]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are no steps to do any more: the run was asked to stop, or ended by its loop."""
+        return bool(self.exit_code or self._ended)
 
     @property
     def stop_asked(self) -> bool:
@@ -156,14 +168,40 @@ class Run:
         self._has_begun = True
         return True
 
-    def steps(self) -> Iterator[int]:
-        """Numbers of the steps to do; ends after the last one, or when the run was asked to stop and has saved."""
+    def wait_saved(self) -> None:
+        """Returns when every save that was started is committed."""
+        self._checkpoints.wait()
+
+    def enter(self, phase: str, program: Program) -> None:
+        """Goes on in a phase, of which the step that was done last is the one before its first.
+
+        The state stays where it lies; on another mesh it is read from the checkpoint of that step.
+
+        Args:
+            phase: its name.
+            program: of its configuration.
+        """
+        before, self.phase = self.program, phase
+        if program is before:
+            return
+        self._take(program)
+        self.recorder.enter(program.config)
+        if program.config.parallel != before.config.parallel:
+            self.wait_saved()
+            self.state = self._read(self.done, self._checkpoints.meta(self.done))
+
+    def steps(self, last: int | None = None) -> Iterator[int]:
+        """Numbers of the steps to do; ends after the last one, or when the run was asked to stop and has saved.
+
+        Args:
+            last: of the phase; None is that of the run.
+        """
         if self._ended or not self.begin():
             return
-        for step in range(self.start + 1, self.config.train.steps + 1):
+        for step in range(self.done + 1, (last or self.config.train.steps) + 1):
             self._began, self.step, self._updates, self._record = time.perf_counter(), step, 0, {}
             yield step
-            if self.exit_code or self._ended:
+            if self.has_ended:
                 return
 
     def end(self, reason: str) -> None:
@@ -188,9 +226,9 @@ class Run:
             UserError: the batch has nothing that a term of the loss counts, or tokens outside the vocabulary.
             NonFiniteError: the update was not applied. It is meant for the Run's ``with`` statement.
         """
-        self._check_targets(parts)
+        check_targets(parts, self.program.loss)
         for part in parts:
-            self._check_tokens(part)
+            check_tokens(part, self.config.model.vocab, self.step)
         if not self._updates:
             self._trace.before(self.step)
         self.state, on_device = self.program.update(self.state, [self._batch_sharding.put(part) for part in parts])
@@ -206,7 +244,7 @@ class Run:
 
     def evaluate(self, batch: PackedBatch) -> tuple[dict[str, float], dict[str, float]]:
         """Sums of the loss's terms over rows ``[B, S]``, NumPy arrays, and their denominators."""
-        self._check_tokens(batch)
+        check_tokens(batch, self.config.model.vocab, self.step)
         sums, denominators = jax.device_get(self.program.evaluate(self.state.params, self._batch_sharding.put(batch)))
         return jax.tree.map(float, sums.terms), jax.tree.map(float, denominators)
 
@@ -214,7 +252,7 @@ class Run:
         """Shows a step and writes its line of ``metrics.jsonl``: what ``update`` measured, and ``record``."""
         self._trace.after(step)
         self.done = step
-        record = {**self._record, **record}
+        record = {**self._record, **({"phase": self.phase} if self.phase else {}), **record}
         if self._metrics and (step % self.config.log.every == 0 or step == self.config.train.steps):
             self._metrics.write(step, record)
         self._progress.update(step, record)
@@ -227,7 +265,7 @@ class Run:
         self._progress.note(text)
 
     def save_when_due(self, step: int, extra: Any = None, best: bool = False) -> None:
-        """Saves at the checkpoint interval, at the last step, a new best step, and where the run was asked to stop.
+        """Saves at the checkpoint interval, the last step of a phase, a new best step, and where the run is to stop.
 
         Args:
             step: the step that was done.
@@ -240,7 +278,7 @@ class Run:
             self._checkpoints.keep_step(step)
         if processes.stop_requested(step):
             self._stop_signal = signal.SIGTERM
-        due = step % self.config.checkpoint.every == 0 or step == self.config.train.steps
+        due = step % self.config.checkpoint.every == 0 or step in self._ends
         if due or best or self._ended or self._stop_signal:
             self._save(step, extra)
         if self._stop_signal:
@@ -269,17 +307,24 @@ class Run:
                     f"the {name} changed since {self.workdir} was begun; put the old files back, or start in a new "
                     "--workdir"
                 )
-        params, opt_state = self._checkpoints.restore(step, *self._checkpoint_layout.abstract)
         self.extra = self._checkpoints.extra(step)
-        processes.barrier("restored", _READ_SECONDS)
+        state = self._read(step, meta)
         say(f"resumed from step {step:,}")
+        if leaves := non_finite_leaves(state):
+            raise damaged(self._folder_of(step), ValueError(f"{some_of(leaves)} is not finite"))
+        return state, meta
+
+    def _read(self, step: int, meta: Mapping[str, Any]) -> TrainState:
+        params, opt_state = self._checkpoints.restore(step, *self._checkpoint_layout.abstract)
+        processes.barrier("restored", _READ_SECONDS)
         params, opt_state = self._checkpoint_layout.load(params, opt_state)
         put = lambda x: jax.make_array_from_callback((), self.program.shardings.step, x.__getitem__)  # noqa: E731
         updates = meta.get("updates", step)
-        state = TrainState(put(np.int32(updates)), params, opt_state, put(np.bool_(True)))
-        if leaves := non_finite_leaves(state):
-            raise damaged(self._folder_of(step), ValueError(f"{_some(leaves)} is not finite"))
-        return state, meta
+        return TrainState(put(np.int32(updates)), params, opt_state, put(np.bool_(True)))
+
+    def _take(self, program: Program) -> None:
+        self.program = program
+        self._batch_sharding, self._checkpoint_layout = program.batch_sharding(), program.checkpoint_layout()
 
     def _newest(self) -> int | None:
         return max(self._checkpoints.steps(), default=None)
@@ -301,7 +346,8 @@ class Run:
         if self._metrics:
             self._say_about_the_log(self._metrics)
         console = None if first else Console(quiet=True)
-        self._progress = self._open.enter_context(Progress(train.steps, self.start, console))
+        work = run_work(self.config)
+        self._progress = self._open.enter_context(Progress(train.steps, self.start, console, work=work))
         traced = train.profile_steps if first else ()
         self._trace = self._open.enter_context(StepTrace(self.workdir / "profile", traced))
 
@@ -317,29 +363,8 @@ class Run:
     def _ask_to_stop(self, number: int) -> None:
         self._stop_signal = number
 
-    def _check_tokens(self, batch: PackedBatch) -> None:
-        """A lookup on the device takes any number for some row of the embedding."""
-        lowest, highest, vocab = int(batch.tokens.min()), int(batch.tokens.max()), self.config.model.vocab
-        if lowest < 0 or highest >= vocab:
-            wrong = lowest if lowest < 0 else highest
-            raise UserError(
-                f"a batch of step {self.step:,} holds the token {wrong}, and config.model.vocab is {vocab}; check the "
-                "data and the tokenizer"
-            )
-
-    def _check_targets(self, parts: Sequence[PackedBatch]) -> None:
-        if processes.count() > 1:
-            return  # a process does not see the whole batch; an empty one shows as a loss that is not finite
-        counts = [self.program.loss.denominators(part.targets) for part in parts]
-        for term in counts[0]:
-            if not sum(count[term] for count in counts) > 0:
-                raise UserError(
-                    f"a batch holds no target for the loss's term {term!r}; check the data and "
-                    "config.data.sequence_length"
-                )
-
     def _save(self, step: int, extra: Any = None) -> None:
-        meta = {**self.recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config)}
+        meta = {**self.recorder.meta(), "identity": self._identity, "config": fixed_keys(self.config, step)}
         meta |= {"updates": int(self.state.step), "settings": settings(self.config)}
         meta |= {"changes": [list(change) for change in self.changes]}
         if self.best is not None:
@@ -360,37 +385,12 @@ class Run:
     def _stop_unhealthy(self, metrics: StepMetrics) -> None:
         """Saves the state of the step before, if it is finite: the step refused to apply itself."""
         self._checkpoints.wait()  # for the one that may be under way
-        good, steps = self.done, self._checkpoints.steps()
-        where = infinite_logits(metrics.stats.max_logit)
-        happened = (
-            f"stopped: step {self.step:,} is not finite (loss {float(metrics.loss)}, gradient norm "
-            f"{float(metrics.grad_norm)}" + (f", max logit in {where}" if where else "") + ")"
-        )
-        lower = "lower config.optimizer.learning_rate or config.optimizer.grad_clip"
-        again = f"run again to go on from step {steps[-1]:,}" if steps else "run again from the start"
+        steps, leaves = self._checkpoints.steps(), non_finite_leaves(self.state)
         self.exit_code = NON_FINITE
-        if leaves := non_finite_leaves(self.state):
-            self.note(f"{happened} because {_some(leaves)} was not when it began; nothing was saved: {again}.")
-        elif self._updates:  # the state lies between two steps
-            self.note(f"{happened}, and was left after {self._updates} of its updates: {lower}, and {again}.")
-        elif good == self.start and steps:
-            older = [step for step in steps if step < good]
-            back = f"go on from step {older[-1]:,}" if older else "start anew"
-            self.note(
-                f"{happened}, the first one after checkpoint {self._folder_of(good)}: {lower}, and if that does not "
-                f"help, move the checkpoint away to {back}."
-            )
-        else:
-            if good > self.start and good not in steps:
-                self._save(good, self.extra)
-            self.note(
-                f"{happened}; the last good step is {good:,} and no weight of step {self.step:,} was written. "
-                f"{lower.capitalize()} and run again."
-            )
-
-
-def _some(leaves: list[str]) -> str:
-    return ", ".join(leaves[:3]) + (f" and {len(leaves) - 3} more" if len(leaves) > 3 else "")
+        if not leaves and not self._updates and self.done > self.start and self.done not in steps:
+            self._save(self.done, self.extra)
+        position = {"updates": self._updates, "good": self.done, "start": self.start, "steps": steps}
+        self.note(unhealthy_note(self.step, metrics, leaves, folder=self._folder_of(self.done), **position))
 
 
 def say(text: str) -> None:

@@ -42,7 +42,13 @@ def make_optimizer(config: Config, layout: Layout) -> optax.GradientTransformati
     newton_schulz = make_newton_schulz(layout) if layout.mesh.size > 1 else None
     dtype = compute_dtype(config.train.compute_dtype, layout.platform)
     return optim.build_optimizer(
-        config.optimizer, config.router, layout.specs, total_updates(config), newton_schulz, dtype
+        config.optimizer,
+        config.router,
+        layout.specs,
+        total_updates(config),
+        newton_schulz,
+        dtype,
+        phases=config.phases,
     )
 
 

@@ -17,22 +17,22 @@ from k2jax.train.sample import SamplePrompt, chat_prompts, make_sampler, sample_
 
 
 class Validation:
-    """Validates a run on the held-out documents of its corpus."""
+    """Validates a phase of a run on the held-out documents of its corpus, in rows as long as the phase's."""
 
     def __init__(self, run: Run, data: TrainingData):
-        self._run, self._data, self._config = run, data, run.config
+        self._run, self._data, self._config = run, data, run.program.config
         mesh = run.program.mesh
-        self._sampler = jax.jit(make_sampler(run.config)) if mesh.size == 1 else None
+        self._sampler = jax.jit(make_sampler(self._config)) if mesh.size == 1 else None
         self._prompts, self._end = self._prompts_and_end()
         if self._sampler is None:
             axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
             several = f" on {processes.count()} processes" if processes.count() > 1 else ""
             say(f"mesh: {axes}{several}; text samples are drawn on one device only: none in this run")
 
-    def when_due(self, step: int) -> dict[str, float]:
-        """The record of a validation at its interval and at the last step; otherwise an empty one."""
+    def when_due(self, step: int, ends_phase: bool = False) -> dict[str, float]:
+        """The record of a validation at its interval and at the last step, of a phase too; otherwise an empty one."""
         final = step == self._config.train.steps
-        if not final and step % self._config.eval.every:
+        if not final and not ends_phase and step % self._config.eval.every:
             return {}
         record = self._held_out(step, final and not self._config.train.patience)
         if self._sampler and self._config.eval.sample_tokens and self._prompts:

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from k2jax import processes, runtime
-from k2jax.checkpoint import run_config
+from k2jax.checkpoint import committed_steps, run_config
 from k2jax.config.build import from_json, to_json
 from k2jax.config.identity import changed_key, fixed_keys, flat_keys
 from k2jax.config.paths import check_paths
@@ -107,7 +107,8 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def _check_same(path: Path, old: Config, new: Config) -> None:
-    before, now = fixed_keys(old), fixed_keys(new)
+    step = max(committed_steps(path), default=0)
+    before, now = fixed_keys(old, step), fixed_keys(new, step)
     if key := changed_key(before, now):
         raise UserError(
             f"{path} holds another run: config.{key} is {before.get(key)!r} there and {now.get(key)!r} here; "

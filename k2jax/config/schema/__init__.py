@@ -17,7 +17,7 @@ from k2jax.config.schema.data import (
     SourceConfig,
     TokenizerConfig,
 )
-from k2jax.config.schema.experiment import Config, Stage
+from k2jax.config.schema.experiment import Config, PhaseConfig, Stage
 from k2jax.config.schema.model import (
     AttentionKind,
     GQAConfig,
@@ -106,6 +106,7 @@ __all__ = [
     "PackingLayout",
     "ParallelConfig",
     "ParlConfig",
+    "PhaseConfig",
     "PolicyLossConfig",
     "RLConfig",
     "RatioLevel",

@@ -1,0 +1,84 @@
+"""Rows of chosen stretches of a source of text, its blocks, which follow each other in any order.
+
+Phases of a run have rows of different lengths, so that no rows are common to all. Blocks are: a source is divided into
+the same ones in every phase, whatever the length of rows, and a phase reads the blocks that follow those of the phases
+before it. Where one block ends and another begins, a document is cut as at the end of a row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from k2jax.data.packing import RowSource
+from k2jax.data.shards import TokenStream
+
+BLOCKS = 64
+"""Blocks of a small source."""
+LONGEST = 2**22
+"""Tokens of a block of a large source: a document or a row is cut seldom."""
+
+
+def block_starts(tokens: int) -> np.ndarray:
+    """Where the blocks of a source of so many tokens begin, and where the last one ends, int64 ``[blocks + 1]``."""
+    size = max(2, min(LONGEST, tokens // BLOCKS))
+    starts = np.arange(max(1, tokens // size) + 1, dtype=np.int64) * size
+    starts[-1] = tokens
+    return starts
+
+
+class BlockRows(RowSource):
+    """Rows of ``sequence_length`` tokens of the blocks ``[count]`` of a split, which may come several times."""
+
+    def __init__(self, stream: TokenStream, sequence_length: int, blocks: np.ndarray):
+        super().__init__(stream, sequence_length)
+        starts = block_starts(stream.tokens)
+        self._starts = starts[blocks]
+        self._ends = np.cumsum(np.diff(starts)[blocks])
+
+    def __len__(self) -> int:
+        """Number of rows; the last one may be padded."""
+        return -(-(self._size - 1) // (self.length - 1))
+
+    @property
+    def _size(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows; those that two rows share count twice."""
+        return self._size + len(self) - 1
+
+    def span(self, index: int) -> tuple[int, int]:
+        """The stretch of the blocks, one after the other, that row ``index`` covers."""
+        start = index * (self.length - 1)
+        return start, min(start + self.length, self._size)
+
+    def documents(self, start: int, stop: int) -> list[np.ndarray]:
+        """The documents and fragments of documents in a stretch of the blocks, one after the other."""
+        parts: list[np.ndarray] = []
+        block = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end, own = min(stop, int(self._ends[block])), int(self._starts[block])
+            first = own + start - (int(self._ends[block - 1]) if block else 0)
+            parts += super().documents(first, first + end - start)
+            start, block = end, block + 1
+        return parts
+
+
+class PhaseRows(BlockRows):
+    """The rows of a source that one phase reads.
+
+    Args:
+        stream: the split.
+        sequence_length: tokens of a row.
+        passes: blocks of every pass over the source that the phase has a part of, int ``[count]`` each.
+    """
+
+    def __init__(self, stream: TokenStream, sequence_length: int, passes: list[np.ndarray]):
+        super().__init__(stream, sequence_length, np.concatenate(passes))
+        self._passes = passes
+
+    @property
+    def passes(self) -> list[BlockRows]:
+        """The rows of every pass, which are read in this order, those of a pass in any."""
+        return [BlockRows(self.stream, self.length, blocks) for blocks in self._passes]
