@@ -1,13 +1,15 @@
 """Prepares the data of a run, and shows what is there: tokenised sources in the cache, and what a step sees.
 
 Example:
-    python -m k2jax.data build --config=experiments/pretrain/nano.py
+    python -m k2jax.data build --config=experiments/pretrain/nano.py --workers=8
+    python -m k2jax.data build --config=experiments/pretrain/nano.py --cluster=ray://HOST:10001
     python -m k2jax.data list
     python -m k2jax.data show text-0123456789abcdef --tokenizer=runs/nano/tokenizer --count=3
     python -m k2jax.data show --config=experiments/pretrain/nano.py --batch=10
     python -m k2jax.data verify
 
-``build`` does what a run does at its start where something is missing, and nothing where nothing is. ``show`` prints
+``build`` does what a run does at its start where something is missing, and nothing where nothing is; it uses all cores,
+or a Ray cluster (extra ``ray``), and after it was killed continues where it was. ``show`` prints
 what a manifest says, with documents where a tokenizer is given, or with ``--batch`` the rows of a step. ``verify``
 reads everything and compares it with its checksums; its exit code is 1 where something is damaged.
 """
@@ -29,6 +31,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("cache_dir", "", "Cache without --config; empty: $K2JAX_CACHE, else ~/.cache/k2jax.", **to)
     flags.DEFINE_string("tokenizer", None, "Tokenizer of the shown documents.", **to)
     flags.DEFINE_integer("count", 3, "Documents that are shown.", **to, lower_bound=1)
+    flags.DEFINE_integer("workers", None, "Processes of build; all cores by default.", **to, lower_bound=1)
+    flags.DEFINE_string("cluster", "", "Of build: a Ray cluster's address, auto, or local:NODES to try one here.", **to)
     flags.DEFINE_integer("batch", None, "Step whose rows are shown.", **to, lower_bound=1)
 
 
@@ -38,6 +42,10 @@ def main(values: flags.FlagValues, command: str, name: str = "") -> int:
         raise UserError(f"there is no command {command!r}{nearest(command, list(COMMANDS))}")
     if name and command in ("build", "list"):
         raise UserError(f"{command} takes no name of a corpus")
+    if command != "build" and (values.workers or values.cluster):
+        raise UserError(f"{command} takes neither --workers nor --cluster, which are of build")
+    if values.workers and values.cluster:
+        raise UserError("a cluster has its own number of processes: give --workers or --cluster, not both")
     if command == "build":
         return _build(values)
     if command == "show":
@@ -50,12 +58,15 @@ def _cache(values: flags.FlagValues) -> str:
 
 
 def _build(values: flags.FlagValues) -> int:
+    from k2jax.data.preparation.pools import open_pool
     from k2jax.data.training_data import build_sources
 
     cli.require(values, "config")
     config = cli.config_of(values)
     vision = config.model.vision if config.model.vision.layers else None
-    _, sources = build_sources(config.data, tokenizer=_named_tokenizer(config), vision=vision, log=_say)
+    with open_pool(values.workers or 0, values.cluster) as pool:
+        options = {"tokenizer": _named_tokenizer(config), "vision": vision, "pool": pool}
+        _, sources = build_sources(config.data, log=_say, **options)
     for name, source in sources.items():
         counts = source.manifest["splits"]["train"]
         print(f"{name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens")
