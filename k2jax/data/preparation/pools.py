@@ -15,14 +15,10 @@ import pickle
 import threading
 from typing import Protocol, TypeVar
 
-from k2jax.data.preparation.task_process import TaskProcess, result
+from k2jax.data.preparation.task_process import AHEAD, MOST_TRIES, TaskProcess, result
 from k2jax.errors import UserError
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
-MOST_TRIES = 3
-"""Processes that may die of one task."""
-AHEAD = 4
-"""Tasks for each process that are done or waiting before their results are asked for."""
 
 
 class TaskPool(Protocol):

@@ -15,8 +15,7 @@ import sys
 from typing import Any, TypeVar
 
 from k2jax.agents.collect.launchers import connect_to_ray
-from k2jax.data.preparation.pools import AHEAD, MOST_TRIES
-from k2jax.data.preparation.task_process import THREADS, outcome, result
+from k2jax.data.preparation.task_process import AHEAD, MOST_TRIES, THREADS, outcome, result
 from k2jax.errors import UserError
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
@@ -76,7 +75,7 @@ def _local_cluster(address: str) -> Any:
     count = address.removeprefix(_LOCAL)
     if not count.isdecimal() or not int(count):
         raise UserError(f"--cluster={address}: write local:3 for a cluster of three nodes on this machine")
-    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     for _ in range(int(count) - 1):
         cluster.add_node(**node)

@@ -18,6 +18,10 @@ from typing import Any
 
 from k2jax.data.processes import end_with
 
+MOST_TRIES = 3
+"""Processes that may die of one task."""
+AHEAD = 4
+"""Tasks for each process that are done or waiting before their results are asked for."""
 THREADS = {
     "TOKENIZERS_PARALLELISM": "false",
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
