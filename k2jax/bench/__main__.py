@@ -34,6 +34,7 @@ Example:
     python -m k2jax.bench tools         # a stored repository of 20,000 tools: opened, searched, and a domain's drawn
     python -m k2jax.bench loader        # batches of 3.8 billion rows of 50 sources, on 1, 4 and 8 hosts
     python -m k2jax.bench near_duplicates  # documents a second and memory of removing them, beside datatrove
+    python -m k2jax.bench data          # a corpus tokenised by two processes, one, datasets.map and Ray
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -81,6 +82,7 @@ NAMES = (
     "tools",
     "loader",
     "near_duplicates",
+    "data",
 )
 
 

@@ -14,9 +14,11 @@ from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.data.source_files import source_files
 from k2jax.errors import UserError
 from k2jax.files import readers as records
+from k2jax.files.content import FilePart
 
 Item = TypeVar("Item")
 LINES_SHOWN = 10
+MOST_SHOWN = 100  # records that a manifest shows
 FIELD_NAME = 80  # characters of a field's name that a report repeats
 _NO_FILES = ("synthetic_images", "huggingface")
 READING = 2
@@ -53,6 +55,10 @@ class CorruptRecords:
             if name in self.unread_fields or len(self.unread_fields) < 100:
                 self.unread_fields[name] = self.unread_fields.get(name, 0) + 1
 
+    def count_more(self, count: int) -> None:
+        """Counts further unusable records, behind those that are shown."""
+        self.count += count
+
     def __call__(self, where: str, why: str) -> None:
         """Reports an unusable record.
 
@@ -62,7 +68,7 @@ class CorruptRecords:
         if self._fail:
             raise UserError(f"corrupt record in {where}: {why}; repair it, or set data.on_corrupt=skip")
         self.count += 1
-        if self.count <= 100:
+        if self.count <= MOST_SHOWN:
             self.shown.append(f"{where}: {why}")
         if self.count <= LINES_SHOWN:
             self._log(f"skipped {where}: {why}")
@@ -99,9 +105,25 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     if source.kind == "huggingface" and source.path:
         named_texts = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
-        read = {"jsonl": records.jsonl, "parquet": records.parquet}.get(source.kind, records.whole_file)
-        named_texts = (document for file in files(name, source) for document in read(file, source.field, report))
+        named_texts = texts_of(source, map(FilePart, files(name, source)), report)
     return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
+
+
+def texts_of(source: SourceConfig, parts: Iterable[FilePart], report: CorruptRecords) -> Iterator[tuple[str, str]]:
+    """Pairs ``(document name, text)`` of files of a source, or of parts of them, empty documents included.
+
+    Args:
+        source: the kind and the field of the text.
+        parts: where they are.
+        report: receives every unusable record.
+    """
+    for part in parts:
+        if source.kind == "jsonl":
+            yield from records.jsonl(part.path, source.field, report, part.begin, part.end)
+        elif source.kind == "parquet":
+            yield from records.parquet(part.path, source.field, report, part.begin, part.end)
+        else:
+            yield from records.whole_file(part.path, source.field, report)
 
 
 def at_least_one(

@@ -13,7 +13,8 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data import prepare_data
 from k2jax.data.best_fit import best_fit
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.conversation_rows import ConversationRows, marked, unmarked
+from k2jax.data.conversation_rows import ConversationRows, unmarked
+from k2jax.data.tokenised import marked
 from k2jax.text import byte_tokenizer
 from tests.data.corpora import asked, data_config, write_records
 from tests.refusal import refused

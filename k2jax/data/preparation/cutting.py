@@ -1,0 +1,105 @@
+"""Cuts the files of a source into tasks, by the files alone: never by who will do them.
+
+Uncompressed lines are cut by bytes and Parquet files by row groups; all other files are read whole. Small files, and
+what remains of large ones, share a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from k2jax.config.schema import SourceConfig
+from k2jax.data.sources import files
+from k2jax.files.content import FilePart
+from k2jax.files.magic import kind_of
+from k2jax.files.readers import row_group_sizes
+
+TASK_BYTES = 4 * 2**20
+"""Bytes of a task, at least, but the last: seconds of work, and little to do again after a process was killed."""
+LINES = ("jsonl", "chat", "token_rows")
+"""Kinds of sources with a record a line."""
+_FIRST = 1 << 16  # bytes in which a line must end where a file is cut
+
+
+class Task(NamedTuple):
+    """What one process does at a time.
+
+    Attributes:
+        parts: files, or parts of them, whose records are stored together.
+        stamps: size and time of change of each file [bytes, ns].
+        bytes: what it has to read, about.
+    """
+
+    parts: tuple[FilePart, ...]
+    stamps: tuple[tuple[int, int], ...]
+    bytes: int
+
+
+def has_files(source: SourceConfig) -> bool:
+    """Whether a source consists of files; a Hugging Face data set is a stream."""
+    return not (source.kind == "huggingface" and source.path)
+
+
+def cut(name: str, source: SourceConfig) -> Iterator[Task]:
+    """The tasks of a source, whose parts are all its files in order.
+
+    Args:
+        name: of the source.
+        source: it has files.
+
+    Raises:
+        UserError: there are none.
+    """
+    parts, stamps, total = [], [], 0
+    for path in files(name, source):
+        status = path.stat()
+        for part, size in _parts(path, status.st_size, source):
+            parts.append(part)
+            stamps.append((status.st_size, status.st_mtime_ns))
+            total += size
+            if total >= TASK_BYTES:
+                yield Task(tuple(parts), tuple(stamps), total)
+                parts, stamps, total = [], [], 0
+    if parts:
+        yield Task(tuple(parts), tuple(stamps), total)
+
+
+def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FilePart, int]]:
+    """Parts of a file, and about how large each is [bytes]."""
+    if source.kind in LINES and size > TASK_BYTES and _has_lines(path):
+        for begin in range(0, size, TASK_BYTES):
+            end = begin + TASK_BYTES if begin + TASK_BYTES < size else None
+            yield FilePart(path, begin, end), min(TASK_BYTES, size - begin)
+    elif source.kind == "parquet" and size > TASK_BYTES:
+        yield from _row_groups(path, size, source.field)
+    else:
+        yield FilePart(path), size
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a file can be cut: whatever is said once of a whole file is said by who reads it whole."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_FIRST)
+    except OSError:
+        return False
+    first, end, _ = begin.partition(b"\n")
+    kind = kind_of(begin)
+    return bool(end) and not (kind and (kind.end or kind.encoding)) and first.strip() not in (b"[", b"{")
+
+
+def _row_groups(path: Path, size: int, field: str) -> Iterator[tuple[FilePart, int]]:
+    """Row groups that make a task together; the whole file where its footer has something to report."""
+    sizes = row_group_sizes(path, field)
+    if len(sizes) < 2:
+        yield FilePart(path), size
+        return
+    begin = total = 0
+    for group, each in enumerate(sizes, start=1):
+        total += each
+        if total >= TASK_BYTES and group < len(sizes):
+            yield FilePart(path, begin, group), total
+            begin, total = group, 0
+    yield FilePart(path, begin, None if begin else len(sizes)), total
