@@ -16,6 +16,7 @@ from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.schema import SourceConfig
 from k2jax.data.filled_mixture import FilledMixture
 from k2jax.data.packing import bits_per_byte, shuffle_seed
+from k2jax.data.permutation import LARGEST_OF_GRAIN, shuffled
 from k2jax.data.planned_rows import drawn_before, drawn_rows
 from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
@@ -72,7 +73,7 @@ class DataLoader:
         self._local_rows = range(batch_size) if local_rows is None else local_rows
         self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
         self._length, self._workers = next(iter(rows.values())).length, workers
-        self._own = frozenset(self._local_rows)
+        self._own, self._largest = frozenset(self._local_rows), max(map(len, rows.values()))
         self._has_images = [_shows_images(rows[name]) for name in self._names]
         mixture = FilledMixture(rows, sources, vision_share, batch_size=batch_size, steps=steps, seed=seed)
         self._filled, rows = mixture.filled, mixture.rows
@@ -86,9 +87,7 @@ class DataLoader:
             )
         if images:
             self._check_patch_rows(images.shape.rows)
-        self._shuffled = [
-            grain.MapDataset.source(rows[name]).shuffle(seed=shuffle_seed(seed, name)).repeat() for name in self._names
-        ]
+        self._shuffled = [shuffled(rows[name], shuffle_seed(seed, name)) for name in self._names]
 
     def _check_patch_rows(self, rows: int) -> None:
         """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
@@ -108,9 +107,9 @@ class DataLoader:
             )
 
     @property
-    def is_filled(self) -> bool:
-        """Whether text fills rows with images."""
-        return bool(self._filled)
+    def identity(self) -> list[str]:
+        """What decides the batches beside the corpus: a run is continued only where it is the same."""
+        return ["filled"] * bool(self._filled) + ["permuted"] * (self._largest > LARGEST_OF_GRAIN)
 
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
