@@ -17,11 +17,11 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 
 from k2jax.batch import PackedBatch
 from k2jax.data.packing import RowSource, shuffle_seed
+from k2jax.data.permutation import shuffled
 from k2jax.mixture_plan import MixturePlan
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Stream:
     def __init__(self, part: RowsPart, *, seed: int, max_epochs: float):
         """Limits as of the source."""
         self._part = part
-        self._order = grain.MapDataset.range(len(part)).shuffle(seed=seed).repeat()
+        self._order = shuffled(range(len(part)), seed)
         self._limit = max(1, math.floor(max_epochs * len(part))) if max_epochs else math.inf
 
     def documents(self, first: int, targets: int) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.schema import SourceConfig
 from k2jax.data.filled_mixture import FilledMixture
 from k2jax.data.packing import bits_per_byte, shuffle_seed
+from k2jax.data.permutation import LARGEST_OF_GRAIN, Drawn, shuffled
 from k2jax.data.planned_rows import drawn_before, drawn_rows
 from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
@@ -72,7 +73,7 @@ class DataLoader:
         self._local_rows = range(batch_size) if local_rows is None else local_rows
         self._batch_size, self._steps, self._seed, self._images = batch_size, steps, seed, images
         self._length, self._workers = next(iter(rows.values())).length, workers
-        self._own = frozenset(self._local_rows)
+        self._own, self._largest = frozenset(self._local_rows), max(map(len, rows.values()))
         self._has_images = [_shows_images(rows[name]) for name in self._names]
         mixture = FilledMixture(rows, sources, vision_share, batch_size=batch_size, steps=steps, seed=seed)
         self._filled, rows = mixture.filled, mixture.rows
@@ -86,7 +87,7 @@ class DataLoader:
             )
         if images:
             self._check_patch_rows(images.shape.rows)
-        self._shuffled = [_shuffled(rows[name], shuffle_seed(seed, name)) for name in self._names]
+        self._shuffled = [_ordered(rows[name], shuffle_seed(seed, name)) for name in self._names]
 
     def _check_patch_rows(self, rows: int) -> None:
         """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
@@ -106,9 +107,9 @@ class DataLoader:
             )
 
     @property
-    def is_filled(self) -> bool:
-        """Whether text fills rows with images."""
-        return bool(self._filled)
+    def identity(self) -> list[str]:
+        """What decides the batches beside the corpus: a run is continued only where it is the same."""
+        return ["filled"] * bool(self._filled) + ["permuted"] * (self._largest > LARGEST_OF_GRAIN)
 
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step's batch, NumPy arrays ``[rows, sequence]``."""
@@ -165,13 +166,23 @@ class DataLoader:
         return {name: n / rows for name, n, rows in zip(self._names, drawn, self._source_rows, strict=True)}
 
 
-def _shuffled(rows: SplitRows, seed: int) -> grain.MapDataset:
-    """The rows in a seeded order, without an end; those of a phase's passes over a source follow each other."""
-    passes = [
-        grain.MapDataset.source(part).shuffle(seed=(seed + number) % 2**32)
-        for number, part in enumerate(getattr(rows, "passes", [rows]))
-    ]
-    return (passes[0] if len(passes) == 1 else grain.MapDataset.concatenate(passes)).repeat()
+class _PassesInTurn:
+    """The rows of a phase's passes over a source, each in an order of its own, one pass after the other."""
+
+    def __init__(self, passes: Sequence[SplitRows], seed: int):
+        self._ends = np.cumsum([len(rows) for rows in passes])
+        self._orders = [shuffled(rows, (seed + number) % 2**32) for number, rows in enumerate(passes)]
+
+    def __getitem__(self, draw: int) -> PackedBatch:
+        """The row that is drawn after ``draw`` others."""
+        number = int(np.searchsorted(self._ends, draw, side="right"))
+        return self._orders[number][draw - int(self._ends[number - 1] if number else 0)]
+
+
+def _ordered(rows: SplitRows, seed: int) -> Drawn:
+    """The rows in a seeded order, without an end; those of a phase end with its last pass, of which it reads no more."""
+    passes = getattr(rows, "passes", [rows])
+    return shuffled(rows, seed) if len(passes) == 1 else _PassesInTurn(passes, seed)
 
 
 def _end_with(parent: int, worker: int, workers: int) -> None:

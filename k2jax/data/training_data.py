@@ -118,7 +118,7 @@ def prepare_data(
         images=batches,
     )
     manifests = {name: source.manifest for name, source in shards.items()}
-    return TrainingData(tokenizer, loader, held_out, manifests, fingerprint_of(tokenizer, shards, loader.is_filled))
+    return TrainingData(tokenizer, loader, held_out, manifests, fingerprint_of(tokenizer, shards, loader.identity))
 
 
 def build_sources(
@@ -188,9 +188,8 @@ def image_batches(images: ImageShape | None) -> ImageBatches | None:
     return ImageBatches(images.rows, images.vision, images.local_rows)
 
 
-def fingerprint_of(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus], filled: bool) -> str:
+def fingerprint_of(tokenizer: Tokenizer, shards: dict[str, Shards | VisualCorpus], order: list[str]) -> str:
     """Hash of contents, not of paths or dates: a corpus may move to another machine before a run is resumed."""
     contents = {name: source.contents for name, source in shards.items()}
-    parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents]
-    parts += ["filled"] * filled  # a run whose rows were of one source each is not continued in these
+    parts = [tokenizer.fingerprint, tokenizer.bos, tokenizer.eos, contents, *order]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

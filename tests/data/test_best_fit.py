@@ -7,7 +7,8 @@ import pytest
 
 from k2jax.data import conversation_rows
 from k2jax.data.best_fit import best_fit, fitted
-from k2jax.data.conversation_rows import ConversationRows, marked
+from k2jax.data.conversation_rows import ConversationRows
+from k2jax.data.tokenised import marked
 from tests.data.corpora import ListStream
 
 

@@ -73,7 +73,7 @@ def prepare_phases(config: DataConfig, phases: Sequence[DataPhase], *, seed: int
             raise UserError(f"in phase {phase.name}: {error}") from None
     loader = PhasedLoader(loaded, sorted(config.sources))
     manifests = {name: source.manifest for name, source in shards.items()}
-    fingerprint = fingerprint_of(tokenizer, shards, loader.is_filled)
+    fingerprint = fingerprint_of(tokenizer, shards, loader.identity)
     return [
         TrainingData(tokenizer, loader, _held_out(config, phase, shards), manifests, fingerprint) for phase in phases
     ]

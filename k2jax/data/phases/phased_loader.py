@@ -37,9 +37,9 @@ class PhasedLoader:
         self._phases, self._names = phases, names
 
     @property
-    def is_filled(self) -> bool:
-        """Whether text fills rows with images in some phase."""
-        return any(phase.loader.is_filled for phase in self._phases)
+    def identity(self) -> list[str]:
+        """What decides the batches beside the corpus, of all phases; see ``DataLoader``."""
+        return sorted({word for phase in self._phases for word in phase.loader.identity})
 
     def batch(self, step: int) -> PackedBatch:
         """This process's rows of a step's batch, as long as those of its phase are."""

@@ -1,8 +1,8 @@
 """Files whose bytes are computed when they are read.
 
-A split is a number of groups. A group has 8,192 documents in 2^23 tokens, each cut in the same way; so its high bits and
-its low ones say independently where a document begins, and what is said of the checksums in ``linear_sums`` holds. A
-block of 4,096 tokens has its number in its tokens, by which a row can be told from every other.
+A split is a number of groups. A group has 8,192 documents in 2^23 tokens, and all groups are cut in the same way. So
+the high bits of an offset are those of its group and the low ones those of its document, and ``linear_sums`` knows the
+sums of all pages. A block of 4,096 tokens has its number in its tokens, by which a row can be told from every other.
 """
 
 from __future__ import annotations
