@@ -180,7 +180,7 @@ class _PassesInTurn:
 
 
 def _ordered(rows: SplitRows, seed: int) -> Drawn:
-    """The rows in a seeded order, without an end; those of a phase end with its last pass, of which it reads no more."""
+    """The rows in a seeded order without an end; those of a phase end with the last pass that it reads of."""
     passes = getattr(rows, "passes", [rows])
     return shuffled(rows, seed) if len(passes) == 1 else _PassesInTurn(passes, seed)
 

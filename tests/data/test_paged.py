@@ -123,7 +123,7 @@ def test_a_folder_without_tables_is_read_as_before(folder, tmp_path):
     old, new = open_shards(copy), open_shards(folder)
     assert np.array_equal(np.asarray(old.train.offsets), OFFSETS)
     assert old.train.offsets.between(70, 80).tolist() == new.train.offsets.between(70, 80).tolist()
-    assert _fingerprint(byte_tokenizer(), {"s": old}, []) == _fingerprint(byte_tokenizer(), {"s": new}, [])
+    assert fingerprint_of(byte_tokenizer(), {"s": old}, []) == fingerprint_of(byte_tokenizer(), {"s": new}, [])
     (copy / "train" / "offsets.npy").write_bytes((copy / "train" / "offsets.npy").read_bytes()[:-1] + b"\1")
     with refused(r"offsets\.npy is altered \(its sha256"):
         open_shards(copy)
