@@ -8,6 +8,7 @@ import pytest
 from k2jax.agents.dataset import load_tasks
 from k2jax.agents.judges.trajectories import rubric_of
 from k2jax.agents.split import split_of
+from k2jax.agents.task import Task
 from k2jax.data.chat_records import messages_and_tools
 from k2jax.errors import UserError
 from k2jax.synthesize.asking import Asker
@@ -67,8 +68,6 @@ def test_what_is_exported_is_safe_and_is_read_by_training_and_reinforcement_lear
     tasks = load_tasks("task_lines", [f"path={folder / 'tasks.jsonl'}"], "all")
     assert len(tasks) == manifest["broken"] and {task.verifier for task in tasks} == {"trajectory_rubric"}
     assert [point.facet for point in rubric_of(tasks[0])] == ["safety"]
-    train = load_tasks("task_lines", [f"path={folder / 'tasks.jsonl'}"], "train")
-    assert [task.id for task in train] == [task.id for task in tasks if split_of(task.id) == "train"]
 
 
 def test_a_replay_gives_the_same_bytes(made, tmp_path):
@@ -114,7 +113,14 @@ def test_an_attacker_that_refuses_is_an_attack_that_failed_and_an_unsafe_writer_
     assert tells(seed, " ".join(seed["secret"].upper())) and not tells(seed, seed["secret"][:-1])
 
 
-def test_a_file_of_tasks_is_named_and_has_tasks_alone(tmp_path):
+def test_a_file_of_tasks_has_splits_by_their_ids_is_named_and_has_tasks_alone(tmp_path):
+    asked = [Task(str(number), "any", ({"role": "user", "content": "?"},), "exact") for number in range(40)]
+    (tmp_path / "all.jsonl").write_text("".join(f"{task.to_json()}\n" for task in asked))
+    options = [f"path={tmp_path / 'all.jsonl'}"]
+    assert load_tasks("task_lines", options, "all") == asked
+    for split in ("train", "test"):
+        mine = [task for task in asked if split_of(task.id) == split]
+        assert 0 < len(mine) < 40 and load_tasks("task_lines", options, split) == mine
     with pytest.raises(UserError, match="name the file of tasks"):
         load_tasks("task_lines", [], "all")
     with pytest.raises(UserError, match="there is no file of tasks"):
