@@ -8,7 +8,8 @@ In reading order: ``training_data`` (all data of a run), ``sources`` over ``sour
 (rows), ``filled_mixture`` over ``filling`` (shares, and text in rows with images), ``loader`` (batches as functions
 of seed and step). ``chat_records`` with ``chat_rendering``, ``token_rows`` and ``tokenised`` render records,
 ``measure`` compresses text for comparison, ``vision_share`` and ``images`` are for models with vision, ``processes``
-prepare in parallel. ``kept_corpora`` and ``batch_preview`` are what ``python -m k2jax.data`` shows.
+prepare in parallel. ``kept_corpora`` and ``batch_preview`` are what ``python -m k2jax.data`` shows. ``document_files``
+are what ``duplicates`` and ``contamination`` are looked for in.
 """
 
 from importlib import import_module
