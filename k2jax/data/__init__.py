@@ -10,7 +10,8 @@ In reading order: ``training_data`` (all data of a run), ``sources`` over ``sour
 functions of seed and step) over ``planned_rows``. ``chat_records`` with ``chat_rendering``, ``token_rows`` and
 ``tokenised`` render records, ``measure`` compresses text for comparison, ``vision_share`` and ``images`` are for models
 with vision, ``processes`` prepare in parallel. ``kept_corpora``, ``retired``, ``storage`` and ``batch_preview`` serve
-``python -m k2jax.data``, ``synthetic`` are corpora of any size for tests.
+``python -m k2jax.data``, ``document_files`` are what ``duplicates`` and ``contamination`` are looked for in, and
+``synthetic`` are corpora of any size for tests.
 """
 
 from importlib import import_module

@@ -98,6 +98,9 @@ def test_other_numbers_make_another_document(tmp_path):
     texts = [" ".join([*words, number]) for number in ("it costs 17 and 1999", "it costs 18 and 2001")]
     assert not removed_from(texts, tmp_path)[0]
     assert list(removed_from(texts, tmp_path, numbers=0)[0]) == [1]
+    texts = [" ".join([*words, number]) for number in ("it costs 17", "it costs 17 or 23 or 41")]
+    assert not removed_from(texts, tmp_path, contained=0)[0]
+    assert removed_from(texts, tmp_path)[0][0][2] == CONTAINED
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tempfile
 from hypothesis import given, settings, strategies
 import pytest
 
+from k2jax.data.duplicates import proposals
 from k2jax.data.duplicates.part_files import PAIR
 from k2jax.data.duplicates.removal import examples
 from k2jax.data.duplicates.verification import EXACT
@@ -124,6 +125,20 @@ def test_removal_is_not_transitive(tmp_path):
     assert jaccard(texts[0], texts[1]) > 0.8 < jaccard(texts[1], texts[2]) and jaccard(texts[0], texts[2]) < 0.8
     removed, _ = removed_from(texts, tmp_path)
     assert {number: keeper for number, (keeper, _, _) in removed.items()} == {1: 0}
+
+
+def test_a_document_like_a_removed_one_is_compared_with_its_keeper(tmp_path, monkeypatch):
+    """As in a large bucket, where no band has to propose the third document with the first."""
+    words = random.Random(2).choices(WORDS, k=200)
+    texts = [" ".join([*words[:end], *["other"] * (end < 200)]) for end in (200, 198, 196)]
+    assert {keeper for keeper, _, _ in removed_from(texts, tmp_path / "all")[0].values()} == {0}
+    original = proposals._unique
+    monkeypatch.setattr(
+        proposals, "_unique", lambda portions: (pairs := original(portions))[pairs["late"] - pairs["early"] == 1]
+    )
+    removed, report = removed_from(texts, tmp_path / "two")
+    assert report.proposed == 2
+    assert {number: keeper for number, (keeper, _, _) in removed.items()} == {1: 0, 2: 0}
 
 
 def test_all_equal_documents_leave_one(tmp_path):
