@@ -30,6 +30,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("tokenizer", None, "Tokenizer of the shown documents.", **to)
     flags.DEFINE_integer("count", 3, "Documents that are shown.", **to, lower_bound=1)
     flags.DEFINE_integer("batch", None, "Step whose rows are shown.", **to, lower_bound=1)
+    flags.DEFINE_integer("rows", 32, "Rows of the step that are shown; 0 shows all.", **to, lower_bound=0)
 
 
 def main(values: flags.FlagValues, command: str, name: str = "") -> int:
@@ -97,7 +98,7 @@ def _show(values: flags.FlagValues, name: str) -> int:
 
 
 def _show_batch(values: flags.FlagValues) -> int:
-    from k2jax.data.batch_preview import pieces_of
+    from k2jax.data.batch_preview import pieces_of, use_of
     from k2jax.data.training_data import prepare_data
     from k2jax.report.table import text_table
 
@@ -109,8 +110,13 @@ def _show_batch(values: flags.FlagValues) -> int:
         raise UserError(f"--batch {values.batch} is behind the last step, {config.train.steps}")
     sizes = {"batch_size": config.train.batch_size, "seed": config.train.seed, "steps": config.train.steps}
     data = prepare_data(config.data, tokenizer=_named_tokenizer(config), log=_say, **sizes)
-    rows = [(p.row, p.source, p.begin, p.end, p.trained, repr(p.text)) for p in pieces_of(data, values.batch)]
+    shown = range(min(values.rows or config.train.batch_size, config.train.batch_size))
+    rows = [(p.row, p.source, p.begin, p.end, p.trained, repr(p.text)) for p in pieces_of(data, values.batch, shown)]
     print(text_table(("row", "source", "begin", "end", "trained", "text"), rows))
+    if len(shown) < config.train.batch_size:
+        print(f"{len(shown)} of {config.train.batch_size:,} rows; --rows=0 shows all")
+    used = [(u.source, u.rows, f"{u.passes:.4g}", f"{u.tokens:,}") for u in use_of(data, values.batch)]
+    print(text_table(("source", "rows of the step", "passes so far", "tokens seen so far"), used))
     return 0
 
 
