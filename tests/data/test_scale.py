@@ -16,7 +16,7 @@ from k2jax.data import shards
 from k2jax.data.batch_preview import pieces_of, use_of
 from k2jax.data.paged.array import FENCES, PAGE, PAGES
 from k2jax.data.shards import open_shards
-from k2jax.data.synthetic.corpus import open_corpus, source_groups, synthetic_files, write_corpus, write_source
+from k2jax.data.synthetic.folders import open_corpus, source_groups, synthetic_files, write_corpus, write_source
 from k2jax.data.synthetic.linear_sums import linear_sums
 from k2jax.data.synthetic.virtual_files import TOKENS, VirtualSplit
 from k2jax.data.training_data import TrainingData
