@@ -20,7 +20,7 @@ from typing import Any
 
 from k2jax.bench.loader_process import LENGTH
 from k2jax.bench.timing import Row, cost_row
-from k2jax.data.synthetic.corpus import source_groups, write_corpus
+from k2jax.data.synthetic.folders import source_groups, write_corpus
 from k2jax.errors import UserError
 
 ROWS, SOURCES = 3_800_000_000, 50

@@ -1,8 +1,4 @@
-"""One host's loader of a synthetic corpus in a process of its own, which prints what it took as a line of JSON.
-
-Example:
-    python -m k2jax.bench.loader_process FOLDER '{"groups": [1, 2], "batch_size": 64, "steps": 10, "step": 3}'
-"""
+"""One host's loader of a synthetic corpus in a process of its own, which prints what it took as a line of JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from k2jax.batch import PackedBatch
 from k2jax.config.schema import SourceConfig
 from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.packing import RowSource
-from k2jax.data.synthetic.corpus import open_corpus
+from k2jax.data.synthetic.folders import open_corpus
 
 LENGTH = 4096
 """Tokens of a row."""

@@ -59,6 +59,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_list("against", None, "Evaluation sets: files, or datasets as 'gsm8k path=FILE'.", **to)
     flags.DEFINE_float("overlap", 0.8, "Least weighted share of a question's runs of words in a document.", **to)
     flags.DEFINE_float("with_answer", 0.5, "Least share where the question's answer is near.", **to)
+    flags.DEFINE_integer("rows", 32, "Rows of the step that are shown; 0 shows all.", **to, lower_bound=0)
 
 
 def main(values: flags.FlagValues, command: str, name: str = "", destination: str = "") -> int:
@@ -195,7 +196,7 @@ def _show(values: flags.FlagValues, name: str) -> int:
 
 
 def _show_batch(values: flags.FlagValues) -> int:
-    from k2jax.data.batch_preview import pieces_of
+    from k2jax.data.batch_preview import pieces_of, use_of
     from k2jax.report.table import text_table
 
     cli.require(values, "config")
@@ -205,14 +206,18 @@ def _show_batch(values: flags.FlagValues) -> int:
     if values.batch > config.train.steps:
         raise UserError(f"--batch {values.batch} is behind the last step, {config.train.steps}")
     data = _data_of(config)
-    rows = [(p.row, p.source, p.begin, p.end, p.trained, repr(p.text)) for p in pieces_of(data, values.batch)]
     if config.phases:
         from k2jax.config.phases import phase_at
 
         print(f"phase {phase_at(config, values.batch).name}")
+    size = len(data.loader.sources(values.batch - 1))
+    shown = range(min(values.rows or size, size))
+    rows = [(p.row, p.source, p.begin, p.end, p.trained, repr(p.text)) for p in pieces_of(data, values.batch, shown)]
     print(text_table(("row", "source", "begin", "end", "trained", "text"), rows))
-    seen = data.loader.epochs(values.batch)
-    print(f"passes over each source up to here: {', '.join(f'{name} {passes:.2f}' for name, passes in seen.items())}")
+    if len(shown) < size:
+        print(f"{len(shown)} of {size:,} rows; --rows=0 shows all")
+    used = [(u.source, u.rows, f"{u.passes:.4g}", f"{u.tokens:,}") for u in use_of(data, values.batch)]
+    print(text_table(("source", "rows of the step", "passes so far", "tokens seen so far"), used))
     return 0
 
 

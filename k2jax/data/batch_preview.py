@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from k2jax.batch import PackedBatch
+from k2jax.data.manifest import TRAIN
 from k2jax.data.training_data import TrainingData
 
 SHOWN = 60
 """Characters at each end of a document that are shown."""
+_TOGETHER = 64  # rows that are read at a time: a step of K2 has a gigabyte
 
 
 class RowPiece(NamedTuple):
@@ -34,20 +37,48 @@ class RowPiece(NamedTuple):
     text: str
 
 
-def pieces_of(data: TrainingData, step: int) -> Iterator[RowPiece]:
-    """The pieces of all rows of a step, in order; padding is none.
+class SourceUse(NamedTuple):
+    """What a run has seen of a source.
+
+    Attributes:
+        source: its name.
+        rows: of the step.
+        passes: over the source up to the end of the step.
+        tokens: of the source in all these passes; exact after whole ones.
+    """
+
+    source: str
+    rows: int
+    passes: float
+    tokens: int
+
+
+def pieces_of(data: TrainingData, step: int, rows: Sequence[int] | None = None) -> Iterator[RowPiece]:
+    """The pieces of rows of a step, in order; padding is none.
 
     Args:
         data: of the run, of text alone.
         step: from 1, as the run counts them.
+        rows: of the batch, one after the other; None is all of them.
     """
-    batch, sources = data.loader.batch(step - 1), data.loader.sources(step - 1)
-    for row, source in enumerate(sources):
-        for begin, end in _bounds(batch, row):
-            weights = batch.targets["weights"][row, begin:end]
-            text = data.tokenizer.decode(batch.tokens[row, begin:end].tolist())
-            shown = text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} … {text[-SHOWN:]}"
-            yield RowPiece(row, source, begin, end, int(np.count_nonzero(weights)), shown)
+    sources = data.loader.sources(step - 1)
+    rows = range(len(sources)) if rows is None else rows
+    for start in range(0, len(rows), _TOGETHER):
+        own = rows[start : start + _TOGETHER]
+        batch = data.loader.rows(step - 1, own)
+        for at, row in enumerate(own):
+            for begin, end in _bounds(batch, at):
+                weights = batch.targets["weights"][at, begin:end]
+                text = data.tokenizer.decode(batch.tokens[at, begin:end].tolist())
+                shown = text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} … {text[-SHOWN:]}"
+                yield RowPiece(row, sources[row], begin, end, int(np.count_nonzero(weights)), shown)
+
+
+def use_of(data: TrainingData, step: int) -> list[SourceUse]:
+    """What a run has seen of each source when a step is done, counted from 1."""
+    rows, passes = Counter(data.loader.sources(step - 1)), data.loader.epochs(step)
+    sizes = {name: manifest["splits"][TRAIN]["tokens"] for name, manifest in data.manifests.items()}
+    return [SourceUse(name, rows[name], passes[name], round(passes[name] * sizes[name])) for name in sorted(sizes)]
 
 
 def _bounds(batch: PackedBatch, row: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ _ROUNDS = 8
 _MASK = 2**64 - 1
 
 
-class Drawn(Protocol):
+class DrawnRows(Protocol):
     """Rows by the number of those that were drawn before, over all passes."""
 
     def __getitem__(self, draw: int) -> Any: ...
@@ -85,7 +85,7 @@ class _PermutedRows:
         return self._rows[order[place]]
 
 
-def shuffled(rows: Sequence[Any], seed: int) -> Drawn:
+def shuffled(rows: Sequence[Any], seed: int) -> DrawnRows:
     """Rows in an order of their own for every pass.
 
     Args:

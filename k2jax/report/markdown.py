@@ -241,8 +241,8 @@ def _data(s: RunSummary) -> str:
     rows = []
     for source in s.sources:
         tokens, epochs = _format_known(source.tokens, quantity), _format_known(source.epochs, "{:.2f}".format)
-        rows.append((source.name, tokens, epochs, source.skipped))
-    return markdown_table(("source", "tokens", "epochs used", "records skipped"), rows)
+        rows.append((source.name, tokens, epochs, _format_known(source.tokens_seen, quantity), source.skipped))
+    return markdown_table(("source", "tokens", "epochs used", "tokens seen", "records skipped"), rows)
 
 
 def _plots(workdir: Path, s: RunSummary) -> str:

@@ -37,6 +37,11 @@ class DataSource:
     epochs: float | None = None  #: passes over the corpus
     skipped: int | None = None  #: corrupt records skipped
 
+    @property
+    def tokens_seen(self) -> int | None:
+        """Tokens of the corpus that the run was trained on, those of every pass; exact after whole passes."""
+        return None if self.tokens is None or self.epochs is None else round(self.tokens * self.epochs)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:

@@ -3,9 +3,9 @@
 import pytest
 
 from k2jax.cli import parse
-from k2jax.data import prepare_data
+from k2jax.data import batch_preview, prepare_data
 from k2jax.data.__main__ import COMMANDS, define, main
-from k2jax.data.batch_preview import pieces_of
+from k2jax.data.batch_preview import pieces_of, use_of
 from tests.data.corpora import data_config, text_folder, words
 from tests.refusal import refused
 
@@ -74,7 +74,10 @@ def _size(folder):
 
 def test_a_step_is_shown_with_its_sources_boundaries_and_masks(config_file, capsys):
     code, shown = asked(capsys, "show", f"--config={config_file}", "--batch=6")
-    assert code == 0 and shown.count("mine") >= 4
+    assert code == 0 and shown.count("mine") >= 4 and "--rows=0" not in shown
+    few = asked(capsys, "show", f"--config={config_file}", "--batch=6", "--rows=2")[1]
+    assert "2 of 4 rows; --rows=0 shows all" in few and len(few) < len(shown)
+    assert few.strip().splitlines()[-1] == shown.strip().splitlines()[-1]  # all that was seen, whatever is shown
     with refused("--batch 7 is behind the last step, 6"):
         asked(capsys, "show", f"--config={config_file}", "--batch=7")
 
@@ -94,6 +97,24 @@ def test_pieces_are_documents_or_their_parts_in_the_order_of_their_rows(tmp_path
                 assert (batch.exit[row, piece.begin : piece.end] == piece.end).all()
                 text = data.tokenizer.decode(batch.tokens[row, piece.begin : piece.end].tolist())
                 assert piece.text == text and any(text.strip("\ufffd") in each for each in texts)
+
+
+def test_what_was_seen_of_each_source_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_preview, "_TOGETHER", 2)
+    sources = {name: text_folder(tmp_path / name, words(30, seed)) for name, seed in (("a", 1), ("b", 2))}
+    data = prepare_data(data_config(tmp_path / "cache", sources), batch_size=6, seed=1, steps=25)
+    used = use_of(data, 25)
+    assert [use.source for use in used] == ["a", "b"] and [use.rows for use in used] == [3, 3]
+    for use in used:
+        size = data.manifests[use.source]["splits"]["train"]["tokens"]
+        assert use.passes == data.loader.epochs(25)[use.source] > 1 and use.tokens == round(use.passes * size)
+        trained = sum(piece.trained for step in range(1, 26) for piece in pieces_of(data, step)
+                      if piece.source == use.source)  # fmt: skip
+        targets = size - data.manifests[use.source]["splits"]["train"]["documents"]
+        assert trained == pytest.approx(use.passes * targets, rel=0.05)
+    some = list(pieces_of(data, 9, [5, 0]))
+    assert {piece.row for piece in some} == {0, 5} and some[0].row == 5
+    assert [p for p in pieces_of(data, 9) if p.row == 5] == [p for p in some if p.row == 5]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import time
 import zlib
 
 from hypothesis import given
@@ -12,11 +13,13 @@ import pytest
 from k2jax.bench import loader as bench
 from k2jax.bench.loader_process import opened, row_digests
 from k2jax.data import shards
+from k2jax.data.batch_preview import pieces_of, use_of
 from k2jax.data.paged.array import FENCES, PAGE, PAGES
 from k2jax.data.shards import open_shards
-from k2jax.data.synthetic.corpus import open_corpus, source_groups, synthetic_files, write_corpus, write_source
+from k2jax.data.synthetic.folders import open_corpus, source_groups, synthetic_files, write_corpus, write_source
 from k2jax.data.synthetic.linear_sums import linear_sums
 from k2jax.data.synthetic.virtual_files import TOKENS, VirtualSplit
+from k2jax.data.training_data import TrainingData
 from tests.data.corpora import equal
 from tests.refusal import refused
 
@@ -125,6 +128,32 @@ def test_what_is_read_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     assert read[6000] == read[60] and read[60][0] < 20 * PAGE and read[60][1] < 9 * (2 * PAGE + 3 * 16384)
 
 
+class Spelled:
+    """A tokenizer whose text are the ids."""
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+def preview(folder, groups, step, batch_size):
+    """What ``show --batch`` prints of a step, and what it saw of every source."""
+    loader, held_out = opened(folder, groups, batch_size=batch_size, steps=step)
+    manifests = {name: source.manifest for name, source in open_corpus(folder, groups).items()}
+    data = TrainingData(Spelled(), loader, held_out, manifests, "")
+    begun = time.process_time()
+    return list(pieces_of(data, step, range(32))), use_of(data, step), time.process_time() - begun
+
+
+def test_a_step_is_shown_without_the_rest_of_it(folder):
+    pieces, used, _ = preview(folder, GROUPS, 30, 16_384)  # as large a step as K2's: a gigabyte, were it read
+    assert {piece.row for piece in pieces} == set(range(32))
+    assert sum(piece.end - piece.begin for piece in pieces) == 32 * 4096
+    assert sum(use.rows for use in used) == 16_384
+    rows = [use.passes * groups * TOKENS / 4095 for use, groups in zip(used, GROUPS, strict=True)]
+    assert sum(rows) == pytest.approx(30 * 16_384, rel=1e-3)
+    assert [use.tokens for use in used] == pytest.approx([4095 * count for count in rows], rel=1e-3)
+
+
 @pytest.mark.slow
 def test_the_loader_of_3_8_billion_rows_begins_at_once_and_takes_little_memory(tmp_path):
     """Processor seconds: what the clock says on a shared machine depends on who shares it."""
@@ -132,6 +161,9 @@ def test_the_loader_of_3_8_billion_rows_begins_at_once_and_takes_little_memory(t
     assert len(groups) == 50 and sum(groups) * TOKENS / 4095 >= ROWS and max(groups) < 4 * min(groups)
     write_corpus(tmp_path / "large", groups)
     write_corpus(tmp_path / "small", [40] * 50)
+    pieces, used, seconds = preview(tmp_path / "large", groups, 230_000, 16_384)  # nearly K2's last step
+    assert len(pieces) > 100 and len(used) == 50 and seconds < 3
+    assert sum(use.tokens for use in used) == pytest.approx(230_000 * 16_384 * 4095, rel=1e-3)
     steps = {"step": 31_415_926, "steps": 50_000_000}
     whole = bench.run_host(tmp_path / "large", groups, batches=3, **steps)
     small = bench.run_host(tmp_path / "small", [40] * 50, step=1000, steps=2000)

@@ -70,7 +70,7 @@ def test_a_report_tells_the_whole_run(tmp_path):
         "- QK-Clip threshold: 100",
         "- Newton-Schulz, of the training FLOPs of its matrices: 11.5 %",
         "0.517 in the first steps, 0.0175 in the last",
-        "| stdlib | 3.40M  |        0.72 |               3 |",
+        "| stdlib | 3.40M  |        0.72 | 2.45M       |               3 |",
         "![Loss and held-out bits per byte](plots/loss.png)",
         "python -m k2jax.train --config=quick.py --workdir=runs/quick",
     ):

@@ -46,6 +46,11 @@ class PhasedLoader:
         phase = self._phase(step)
         return phase.loader.batch(step - phase.first)
 
+    def rows(self, step: int, numbers: Sequence[int]) -> PackedBatch:
+        """Some rows of text of a step's batch; see ``DataLoader``."""
+        phase = self._phase(step)
+        return phase.loader.rows(step - phase.first, numbers)
+
     def batches(self, start_step: int = 0) -> Iterator[PackedBatch]:
         """Iterates over the batches from ``start_step`` to the last one of its phase; see ``DataLoader.batches``."""
         phase = self._phase(start_step)
