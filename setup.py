@@ -26,6 +26,9 @@ RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
+# Corpora in object stores. Neither is in "test": botocore needs an older python-dateutil than kubernetes does.
+S3 = ["s3fs>=2026.1", "fsspec>=2026.1"]
+GCS = ["gcsfs>=2026.1", "fsspec>=2026.1"]
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -86,6 +89,8 @@ setup(
         "ray": RAY,
         "verifiers": VERIFIERS,
         "synthesize": SYNTHESIZE,
+        "s3": S3,
+        "gcs": GCS,
         "vision": VISION,
         "wandb": WANDB,
         "test": [
