@@ -8,15 +8,17 @@ import sys
 import pytest
 
 from k2jax.cli import parse
+from k2jax.config.schema import SourceConfig, TokenizerConfig
 from k2jax.data import prepare_data
 from k2jax.data.__main__ import define, main
 from k2jax.data.kept_corpora import kept_corpora
 from k2jax.data.shards import open_shards
 from k2jax.data.storage import corpus_sync
 from k2jax.data.storage.corpus_sync import sync_corpora
+from k2jax.errors import UserError
 from k2jax.files.objects.object_path import parse_place
 from k2jax.files.objects.store_client import store_client
-from tests.data.corpora import TokenizerConfig, data_config, text_folder, words
+from tests.data.corpora import data_config, text_folder, words
 from tests.files.objects.fake_store import SCHEME, put
 from tests.refusal import refused
 
@@ -24,14 +26,26 @@ RUN = {"batch_size": 2, "seed": 0, "steps": 2}
 HOSTILE = "<script>alert(1)</script>"
 
 
-@pytest.fixture
-def cache(tmp_path):
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Two sources."""
+    source = text_folder(tmp_path_factory.mktemp("texts"), [*words(60), *[HOSTILE * 3] * 3])
+    more = {"licence": f"CC0 {HOSTILE}", "version": "v1", "max_documents": 20}
+    return {"a": source, "b": SourceConfig(kind="text", path=source.path, **more)}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, sources):
     """A cache with two corpora and a tokenizer."""
-    source = text_folder(tmp_path / "texts", [*words(60), *[HOSTILE * 3] * 3])
-    named = source.__class__(kind="text", path=source.path, licence=f"CC0 {HOSTILE}", version="v1", max_documents=20)
-    config = data_config(tmp_path / "cache", {"a": source, "b": named}, tokenizer=TokenizerConfig(vocab=260))
-    prepare_data(config, **RUN)
-    return tmp_path / "cache"
+    folder = tmp_path_factory.mktemp("built")
+    prepare_data(data_config(folder, sources, tokenizer=TokenizerConfig(vocab=260)), **RUN)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, built):
+    """A copy of it."""
+    return shutil.copytree(built, tmp_path / "cache")
 
 
 def command(capsys, *arguments):
@@ -121,7 +135,7 @@ def test_what_a_store_gives_back_of_a_copy_is_compared(store, cache):
         store._put = real
 
 
-def test_a_retired_corpus_is_gone_shown_and_not_built_or_copied_again(cache, tmp_path, capsys):
+def test_a_retired_corpus_is_gone_shown_and_not_built_or_copied_again(cache, sources, tmp_path, capsys):
     name, kept = names(cache)
     shutil.copytree(cache, tmp_path / "other")
     with refused("--reason is required"):
@@ -131,13 +145,11 @@ def test_a_retired_corpus_is_gone_shown_and_not_built_or_copied_again(cache, tmp
     assert not [path for path in (cache / "shards").iterdir() if path.name.startswith(".")]
     assert "its licence" in command(capsys, "list", f"--cache_dir={cache}")[1]
     assert "not copied" in command(capsys, "sync", tmp_path / "other", cache)[1] and names(cache) == [kept]
-    source = text_folder(tmp_path / "texts", [])
-    both = [source, source.__class__(kind="text", path=source.path, max_documents=20)]
     said = []
-    for each in both:
+    for each in sources.values():
         try:
             prepare_data(data_config(cache, {"s": each}, tokenizer=_bpe(cache)), **RUN)
-        except Exception as error:
+        except UserError as error:
             said.append(str(error))
     assert len(said) == 1 and said[0].startswith(f"{name} was retired on 20") and ": its licence; leave out" in said[0]
 

@@ -9,6 +9,7 @@ import pytest
 from k2jax.config.schema import SourceConfig, TokenizerConfig
 from k2jax.data import prepare_data, shards
 from k2jax.data.shards import open_shards
+from k2jax.data.stored_folder import upload
 from k2jax.files.objects import cached_reads
 from k2jax.files.objects.host_settings import host_settings
 from k2jax.files.objects.object_path import ObjectPath
@@ -34,6 +35,23 @@ def configs(tmp_path, small):
     """The same corpus with its cache on the disk and in a store, whose files are not there yet."""
     sources = {"s": text_folder(tmp_path / "texts", words(150))}
     return [data_config(cache, sources, tokenizer=BPE) for cache in (tmp_path / "cache", "fake://b/cache")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A cache on the disk."""
+    folder = tmp_path_factory.mktemp("built")
+    prepare_data(data_config(folder / "cache", {"s": text_folder(folder / "texts", words(150))}), **RUN)
+    return folder / "cache"
+
+
+@pytest.fixture
+def folder(small, built):
+    """The place of its shards in a store, where they are copied."""
+    [local] = (built / "shards").iterdir()
+    upload(local, ObjectPath.parse(f"fake://b/cache/shards/{local.name}"))
+    small.asked.clear()
+    return ObjectPath.parse(f"fake://b/cache/shards/{local.name}")
 
 
 def batches(config):
@@ -78,23 +96,15 @@ def test_the_kind_shards_reads_what_was_tokenised_elsewhere(configs, tmp_path):
         batches(data_config(tmp_path / "other", sources))
 
 
-def stored_shards():
-    folder = ObjectPath.parse("fake://b/cache/shards")
-    [manifest] = [path for path in folder.below() if path.name == "manifest.json"]
-    return manifest.parent
-
-
 def tokens(folder):
     stream = open_shards(folder).train
     return stream.read(0, stream.tokens).tolist()
 
 
-def alter(name, place):
-    path = stored_shards() / name
+def alter(path, place):
     content = bytearray(store_client(SCHEME).read_all(path.place))
     content[place] ^= 4
     put(path.place, bytes(content))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -106,31 +116,26 @@ def alter(name, place):
         ("manifest.json", "is (altered|not readable|not a)"),
     ],
 )
-def test_a_byte_that_is_wrong_in_the_store_is_refused_with_file_and_position(configs, name, words):
-    batches(configs[1])
-    folder = stored_shards()
+def test_a_byte_that_is_wrong_in_the_store_is_refused_with_file_and_position(folder, name, words):
     expected = tokens(folder)
     shutil.rmtree(host_settings().folder)
-    path = alter(name, 135)
-    with refused(f"{path} {words}.*delete the folder {folder} to have it built again"):
+    alter(folder / name, 135)
+    with refused(f"{folder / name} {words}.*delete the folder {folder} to have it built again"):
         tokens(folder)
-    alter(name, 135)
+    alter(folder / name, 135)
     assert tokens(folder) == expected, "what was wrong is not kept"
 
 
-def test_a_byte_that_is_wrong_on_the_way_is_asked_for_again(small, configs):
-    batches(configs[1])
-    folder = stored_shards()
+def test_a_byte_that_is_wrong_on_the_way_is_asked_for_again(small, folder):
     expected = tokens(folder)
     shutil.rmtree(host_settings().folder)
-    small.failures += [None, *([0, None, None, None, None] * 40)]
+    small.failures += [None, *([0, *[None] * 9] * 20)]
     assert tokens(folder) == expected
     assert len(small.failures) < 190
 
 
-def test_another_process_opens_the_shards_itself(configs):
-    batches(configs[1])
-    shards = open_shards(stored_shards())
+def test_another_process_opens_the_shards_itself(folder):
+    shards = open_shards(folder)
     copy = pickle.loads(pickle.dumps(shards))
     assert copy.train.read(3, 40).tolist() == shards.train.read(3, 40).tolist()
 
