@@ -27,6 +27,9 @@ REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
 PREPARE = ["rensa>=0.5,<0.6"]  # near duplicates; signatures are kept on disk, and another version's are other ones
+# Corpora in object stores. Neither is in "test": botocore needs an older python-dateutil than kubernetes does.
+S3 = ["s3fs>=2026.1", "fsspec>=2026.1"]
+GCS = ["gcsfs>=2026.1", "fsspec>=2026.1"]
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -88,6 +91,8 @@ setup(
         "verifiers": VERIFIERS,
         "prepare": PREPARE,
         "synthesize": SYNTHESIZE,
+        "s3": S3,
+        "gcs": GCS,
         "vision": VISION,
         "wandb": WANDB,
         "test": [

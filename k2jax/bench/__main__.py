@@ -14,6 +14,7 @@ Example:
     python -m k2jax.bench start         # a server's first token and a trainer's first step, second start against first
     python -m k2jax.bench collectives   # bytes that Muon's update sends between chips, against optax (extra [tpu])
     python -m k2jax.bench integrity     # what checking checkpoints and a corpus costs
+    python -m k2jax.bench data_reads    # batches from shards in a store against a local disk (moto[server], s3fs)
     python -m k2jax.bench sync          # weights from the trainer to the engine and to the store, against plain copies
     python -m k2jax.bench broadcast     # weights to processes over loopback, against a plain socket and a copy
     python -m k2jax.bench rl            # rollouts of the loop against transformers, and an iteration's phases
@@ -62,6 +63,7 @@ NAMES = (
     "kernels",
     "collectives",
     "integrity",
+    "data_reads",
     "sync",
     "broadcast",
     "rl",

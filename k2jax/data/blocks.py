@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 import functools
 from pathlib import Path
@@ -109,11 +110,12 @@ class BlockFile:
             return self._read(start, stop)
         begin, end = first * size, min(last * size, self.size)
         data, sums = self._read(begin, end), self._sums[first:last]
-        left = READ_AGAIN
+        tried = Counter()
         while (wrong := self._first_wrong(first, data, sums)) is not None:
-            left -= 1
-            if not self._file.forget(begin, end) or not left:
-                where = f"bytes {wrong * size} to {min((wrong + 1) * size, self.size)}"
+            tried[wrong] += 1
+            at, stop = wrong * size, min((wrong + 1) * size, self.size)
+            if not self._file.forget(at, stop) or tried[wrong] == READ_AGAIN:
+                where = f"bytes {at} to {stop}"
                 raise damaged(self._path, f"altered ({where} do not have their checksum)", self._folder)
             data = self._read(begin, end)
         self._checked[first:last] = bytes([True]) * (last - first)

@@ -15,6 +15,7 @@ from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
 from k2jax.files.folder_lock import locked_folder
+from k2jax.files.folder_probe import check_folder
 from k2jax.files.local import check_local
 from k2jax.train.failed_start import is_bound, set_aside
 from k2jax.train.init_from import check_checkpoints
@@ -81,6 +82,8 @@ def lock_workdir(workdir: str | Path, config: Config) -> Iterator[Path]:
     check_equal(processes.broadcast_from_first("config", to_json(config)), config)
     path = open_workdir(workdir, config)
     with locked(path) if processes.is_first() else contextlib.nullcontext():
+        if processes.is_first():
+            check_folder(path, "--workdir")
         if not is_bound(path):
             check_checkpoints(config)
         if processes.is_first() and (words := set_aside(path, config)):

@@ -10,8 +10,6 @@ import dataclasses
 import os
 from typing import Any
 
-import fsspec
-
 from k2jax.config.schema import SourceConfig
 from k2jax.data.images.download import DownloadLimits, download
 from k2jax.data.images.reading import (
@@ -25,6 +23,7 @@ from k2jax.data.images.reading import (
 from k2jax.data.images.urls import URL, allowed_beginning, is_allowed, parse_url
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
+from k2jax.files.objects.store_client import store_client
 
 SECONDS = 60.0
 """Longest download of a file that a record names [s]."""
@@ -140,9 +139,8 @@ def _read_url(text: str, places: MediaPlaces, limits: ReadLimits, name: str) -> 
 def _read_object(url: URL, limits: ReadLimits, said: str) -> bytes:
     """The bytes of an object of a store; its client is asked by bucket and key, which it does not take for a chain."""
     try:
-        with fsspec.filesystem(url.scheme).open(f"{url.host}/{url.target}", "rb") as file:
-            return file.read(int(limits.megabytes * 1e6) + 1)
+        return store_client(url.scheme).read_all(f"{url.host}/{url.target}", int(limits.megabytes * 1e6) + 1)
     except FileNotFoundError:
         raise ImageError(f"{said}: there is no such object") from None
-    except Exception as error:  # the clients of stores raise types of their own
-        raise MediaUnavailableError(f"{said}: {abbreviate(str(error) or type(error).__name__)}") from error
+    except UserError as error:
+        raise MediaUnavailableError(f"{said}: {abbreviate(str(error), 300)}") from error

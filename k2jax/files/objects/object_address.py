@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}
-"""Package that a scheme needs, and the extra that installs it."""
+EXTRAS = {"s3": ("s3fs", "k2jax[s3]"), "gs": ("gcsfs", "k2jax[gcs]"), "az": ("adlfs", "adlfs")}
+"""Package that a scheme needs, and what pip is asked for to install it."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 

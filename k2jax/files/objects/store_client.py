@@ -213,7 +213,7 @@ def _file_system(scheme: str) -> Any:
 
         files = fsspec.filesystem(scheme, **options)
     except ImportError:
-        raise UserError(f'{scheme}:// needs {package}, which is not installed: pip install "k2jax[{extra}]"') from None
+        raise UserError(f'{scheme}:// needs {package}, which is not installed: pip install "{extra}"') from None
     if scheme == "s3":
         files.retries = 1
     return files

@@ -17,6 +17,8 @@ from k2jax.data.images.image_rows import fit_two_budgets
 from k2jax.data.images.placement import PatchRows
 from k2jax.data.images.places import read_media
 from k2jax.data.training_data import ImageShape, prepare_data
+from k2jax.files.objects import store_client
+from k2jax.files.objects.attempts import ONCE
 from k2jax.text.media import MEDIA_PAD
 from tests.data.corpora import asked, equal, write_records
 from tests.data.images.hostile import animated, encoded, noise, picture, png
@@ -290,13 +292,15 @@ class Bucket(MemoryFileSystem):
 
 def test_what_says_nothing_of_an_image_ends_the_measurement_and_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setitem(_registry, "s3", Bucket)
+    monkeypatch.setattr(store_client, "RULE", ONCE)
+    store_client._client.cache_clear()
     sources = write_chat(tmp_path, GOOD)
     sources["chat"].media_from = ("s3://store",)
     remote = "s3://store/plain.png"
     add_record(tmp_path, asked([image(remote)], "There."))
     with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "_open", lambda self, path, **options: (_ for _ in ()).throw(TimeoutError()))
-        with refused(f"cannot be read from '{remote}': 'TimeoutError'"):
+        patch.setattr(Bucket, "cat_file", lambda self, path, **options: (_ for _ in ()).throw(TimeoutError()))
+        with refused(f"cannot be read from '{remote}': .*failed: TimeoutError"):
             prepared(tmp_path, sources)
     Bucket().pipe_file("store/plain.png", encoded(picture()))
     assert documents(prepared(tmp_path, sources)) == len(GOOD) + 2

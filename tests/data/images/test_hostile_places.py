@@ -13,6 +13,7 @@ from k2jax.config import defaults, resolve
 from k2jax.data.images.places import NOWHERE, MediaPlaces, places_of_source, read_media, read_named
 from k2jax.data.images.reading import FILE_LIMITS, ImageError
 from k2jax.data.images.urls import allowed_beginning
+from k2jax.files.objects import store_client
 from tests.data.corpora import asked, write_records
 from tests.data.images.counting import HITS, PNG
 from tests.data.images.hostile import encoded, picture
@@ -195,6 +196,7 @@ def test_the_key_takes_a_folder_and_beginnings_of_urls(tmp_path):
 
 def test_objects_of_a_bucket_are_read_by_their_keys_alone(monkeypatch):
     monkeypatch.setitem(_registry, "gs", Bucket)
+    store_client._client.cache_clear()
     for key in ("pictures/a.png", "pictures/a%20b?c.png", "private.png"):
         Bucket().pipe_file(f"bucket/{key}", PNG)
     places = MediaPlaces(urls=(allowed_beginning("gs://bucket/pictures"),))

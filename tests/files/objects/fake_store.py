@@ -73,7 +73,7 @@ class FakeStore(MemoryFileSystem):
     def find(self, path, **options):
         def answer():
             found = super(FakeStore, self).find(path, **options)
-            return {name.strip("/"): info for name, info in found.items()}
+            return {name.strip("/"): info | super(FakeStore, self).info(name) for name, info in found.items()}
 
         return self._call("list", path, answer)
 

@@ -1,0 +1,147 @@
+"""A corpus on a real S3 server, before which a proxy is slow, busy, broken or wrong.
+
+Needs ``pip install s3fs 'moto[server]'``, which no extra installs together with kubernetes: botocore pins an older
+python-dateutil. ``pip install --no-deps`` of the newer one afterwards works for both.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from k2jax.files.objects.cached_reads import CHUNK
+from tests.files.objects.s3_server import BUCKET, environment, fault_proxy, moto_server
+from tests.train.tiny import CONFIG_FILE, write_corpus
+
+pytestmark = [pytest.mark.external, pytest.mark.slow]
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+CACHE = f"s3://{BUCKET}/cache"
+READ = """
+import hashlib, sys
+from k2jax.files.objects.object_path import ObjectPath
+from k2jax.files.objects.store_client import COUNTS
+with ObjectPath.parse(sys.argv[1]).open() as file:
+    print(hashlib.file_digest(file, "sha256").hexdigest(), COUNTS.requests)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The port of the server."""
+    with moto_server() as port:
+        yield port
+
+
+@pytest.fixture
+def store(server, tmp_path):
+    """The faults of a proxy, and what makes a process use it."""
+    with fault_proxy(server) as (url, faults):
+        yield faults, os.environ | environment(url, tmp_path / "tier")
+
+
+def run(variables, *words, **options):
+    return subprocess.run(
+        [sys.executable, *words], env=variables, capture_output=True, text=True, check=False, **options
+    )
+
+
+def put(variables, key, content, tmp_path):
+    (tmp_path / "put").write_bytes(content)
+    code = "import sys, pathlib; from k2jax.files.objects.store_client import store_client"
+    code += "; store_client('s3').write(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    done = run(variables, "-c", code, key, str(tmp_path / "put"))
+    assert done.returncode == 0, done.stderr
+
+
+def training(folder, variables, cache):
+    """Losses of a short run in a folder of its own, and the other lines that it wrote."""
+    workdir = folder / f"run-{time.monotonic_ns()}"
+    config = folder / "config.py"
+    config.write_text(CONFIG_FILE.format(folder=str(folder)))
+    words = ["-m", "k2jax.train", f"--config={config}", f"--workdir={workdir}", f"--config.data.cache_dir={cache}"]
+    done = run(variables, *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [(record["step"], {key: value for key, value in record.items() if "loss" in key}) for record in records]
+
+
+def test_a_run_from_a_store_that_fails_has_the_losses_of_one_from_the_disk(store, tmp_path):
+    faults, variables = store
+    write_corpus(tmp_path)
+    local = training(tmp_path, variables, tmp_path / "cache")
+    assert len(local) > 3 and all("loss" in " ".join(losses) for _, losses in local[:3])
+    faults.latency, faults.busy, faults.reset, faults.cut, faults.broken = 0.005, 0.06, 0.06, 0.06, 0.06
+    faults.retry_after = "1"
+    variables["K2JAX_STORE_REQUESTS"] = "4"
+    assert training(tmp_path, variables, CACHE) == local
+    assert faults.injected and faults.together <= 4
+    asked, injected = len(faults.requests), faults.injected
+    assert training(tmp_path, variables, CACHE) == local
+    assert len(faults.requests) == asked, "a warm tier asks nobody"
+    shutil.rmtree(tmp_path / "tier")
+    assert training(tmp_path, variables, CACHE) == local
+    assert faults.injected > injected and len(faults.requests) < 4 * asked
+    assert not [each for each in faults.requests[asked:] if each.startswith("PUT")]
+
+
+def test_many_processes_share_the_disk_and_survive_kills(store, tmp_path):
+    faults, variables = store
+    content = os.urandom(6 * CHUNK + 12_345)
+    put(variables, f"{BUCKET}/big.bin", content, tmp_path)
+    faults.requests.clear()
+    faults.latency = 0.05
+    start = lambda: subprocess.Popen(  # noqa: E731
+        [sys.executable, "-c", READ, f"s3://{BUCKET}/big.bin"], env=variables, stdout=subprocess.PIPE, text=True
+    )
+    for moment in (1.2, 1.4, 1.6):
+        victim = start()
+        time.sleep(moment)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+    killed = len([each for each in faults.requests if each.startswith("GET")])
+    readers = [start() for _ in range(3)]
+    digests = {reader.communicate()[0].split()[0] for reader in readers}
+    assert digests == {hashlib.sha256(content).hexdigest()}
+    gets = len([each for each in faults.requests if each.startswith("GET")])
+    assert gets <= killed + 7, "each chunk that was not there is fetched once"
+
+
+@pytest.mark.parametrize("fault", ["latency", "busy", "broken", "reset", "cut"])
+def test_every_failure_is_overcome_or_one_line(store, tmp_path, fault):
+    faults, variables = store
+    put(variables, f"{BUCKET}/{fault}.bin", bytes(100_000), tmp_path)
+    url = f"s3://{BUCKET}/{fault}.bin"
+    if fault == "latency":
+        faults.latency = 0.5
+        assert run(variables, "-c", READ, url).returncode == 0
+        return
+    setattr(faults, fault, 0.5)
+    done = run(variables, "-c", READ, url)
+    assert done.returncode == 0, done.stderr[-500:]
+    setattr(faults, fault, 1.0)
+    shutil.rmtree(tmp_path / "tier")
+    quick = "from k2jax.files.objects import store_client as s; s.RULE = s.RetryRule(3, 0.01, 0.1)\n" + READ
+    done = run(variables, "-c", quick, url)
+    assert done.returncode == 1 and re.search(rf"UserError: {url} failed after 3 attempts in \d s: ", done.stderr)
+
+
+def test_a_full_disk_is_one_line(store, tmp_path):
+    _, variables = store
+    put(variables, f"{BUCKET}/room.bin", bytes(300_000), tmp_path)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
+    done = run(variables, "-c", READ, f"s3://{BUCKET}/room.bin", preexec_fn=limit)
+    assert re.search(
+        r"UserError: .*tier, which keeps what is read from object stores, cannot be written: ", done.stderr
+    )
+    assert not list(Path(tmp_path, "tier/chunks").glob("*/.*"))

@@ -1,0 +1,104 @@
+"""Sources whose files lie in a store give the documents of local ones, or nothing at all."""
+
+import bz2
+import gzip
+import json
+import lzma
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from k2jax.config.schema import SourceConfig
+from k2jax.data.source_files import source_files
+from k2jax.data.sources import CorruptRecords, describe, documents
+from k2jax.files.objects import cached_reads
+from tests.data.corpora import words
+from tests.files.objects.fake_store import put
+from tests.refusal import refused
+
+TEXTS = words(300)
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Chunks of a kilobyte, so that every file has several."""
+    monkeypatch.setattr(cached_reads, "CHUNK", 1000)
+
+
+def zstandard(content):
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def parquet():
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), sink, row_group_size=100)
+    return sink.getvalue().to_pybytes()
+
+
+def read(kind, path):
+    return [text for _, text in documents("s", SourceConfig(kind=kind, path=path), CorruptRecords("fail"))]
+
+
+FILES = {
+    "a.jsonl": lambda: LINES,
+    "a.jsonl.gz": lambda: gzip.compress(LINES),
+    "a.jsonl.bz2": lambda: bz2.compress(LINES),
+    "a.jsonl.xz": lambda: lzma.compress(LINES),
+    "a.jsonl.zst": lambda: zstandard(LINES),
+    "a.parquet": parquet,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_is_read_as_from_the_disk_whatever_fails(store, name):
+    url = put(f"b/f/{name}", FILES[name]())
+    store.failures += [None, None, OSError("503"), None, None, 3, None, None, ConnectionResetError()] * 6
+    kind = "parquet" if name.endswith("parquet") else "jsonl"
+    assert read(kind, url) == [text for text in TEXTS if text]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_store_that_fails_is_never_a_shorter_corpus(store, name):
+    """Not a corrupt record, which would be skipped, in whatever library that reads the file."""
+    url = put(f"b/f/{name}", FILES[name]())
+    kind = "parquet" if name.endswith("parquet") else "jsonl"
+    [path] = source_files("s", SourceConfig(kind=kind, path=url)).paths
+    store.failures += [None] * 2 + [OSError("Slow Down")] * 200
+    with refused(f"{url} failed after 8 attempts in 0 s: OSError: 'Slow Down'"):
+        list(documents("s", SourceConfig(kind=kind, path=str(path)), CorruptRecords()))
+
+
+def test_folders_and_patterns(store):
+    for name in ("x/a.jsonl", "x/y/b.JSONL", "x/c.json", "x/y/d.json", "x/.hidden.jsonl", "x/e.txt", "x/z/f"):
+        put(f"b/{name}", b'{"text": "%s"}\n' % name.encode() if name != "x/c.json" else b"[\n1]")
+    found = source_files("s", SourceConfig(kind="jsonl", path="fake://b/x/"))
+    assert [path.name for path in found.paths] == ["a.jsonl", "b.JSONL", "d.json"]
+    assert found.left_out == {
+        "hidden": 1, "*.txt": 1, "without an end of the name": 1, "*.json that have not one object a line": 1
+    }  # fmt: skip
+    for pattern, names in {
+        "fake://b/x/*": ["x/.hidden.jsonl", "x/a.jsonl", "x/c.json", "x/e.txt"],
+        "fake://b/**/[bd].*": ["x/y/b.JSONL", "x/y/d.json"],
+        "fake://b/x/y/?.json": ["x/y/d.json"],
+        "fake://b/x/**": ["x/.hidden.jsonl", "x/a.jsonl", "x/c.json", "x/e.txt", "x/y/b.JSONL", "x/y/d.json", "x/z/f"],
+        "fake://b/x/e.txt": ["x/e.txt"],
+    }.items():
+        paths = source_files("s", SourceConfig(kind="text", path=pattern)).paths
+        assert [path.place.removeprefix("b/") for path in paths] == names, pattern
+    for nothing in ("fake://b/none", "fake://b/x/*.parquet", "fake://b/x/z"):
+        with refused(f"source 's': {nothing.replace('*', '.')} holds no objects that are read"):
+            source_files("s", SourceConfig(kind="jsonl", path=nothing))
+
+
+def test_the_key_of_the_cache_follows_the_content(store):
+    source = SourceConfig(kind="text", path=put("b/f/a.txt", b"one"))
+    first = describe("s", source)
+    assert describe("s", source) == first
+    put("b/f/a.txt", b"two")
+    assert describe("s", source) != first
+    assert json.loads(json.dumps(first))["files"][0][:2] == ["fake://b/f/a.txt", 3]
