@@ -152,12 +152,12 @@ class DataLoader:
 
 
 def _shuffled(rows: SplitRows, seed: int) -> grain.MapDataset:
-    """The rows in a seeded order, without an end; those of a phase's passes over a source follow each other."""
-    passes = [
+    """The rows in a seeded order, without an end; the windows of a phase's rows follow each other."""
+    windows = [
         grain.MapDataset.source(part).shuffle(seed=(seed + number) % 2**32)
-        for number, part in enumerate(getattr(rows, "passes", [rows]))
+        for number, part in enumerate(getattr(rows, "windows", [rows]))
     ]
-    return (passes[0] if len(passes) == 1 else grain.MapDataset.concatenate(passes)).repeat()
+    return (windows[0] if len(windows) == 1 else grain.MapDataset.concatenate(windows)).repeat()
 
 
 def _end_with(parent: int, worker: int, workers: int) -> None:

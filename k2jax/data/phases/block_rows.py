@@ -71,14 +71,12 @@ class PhaseRows(BlockRows):
     Args:
         stream: the split.
         sequence_length: tokens of a row.
-        passes: blocks of every pass over the source that the phase has a part of, int ``[count]`` each.
+        windows: blocks, int ``[count]`` each; a window is a part of one pass over the source.
+
+    Attributes:
+        windows: the rows of each, which are read one after the other, those of a window in any order.
     """
 
-    def __init__(self, stream: TokenStream, sequence_length: int, passes: list[np.ndarray]):
-        super().__init__(stream, sequence_length, np.concatenate(passes))
-        self._passes = passes
-
-    @property
-    def passes(self) -> list[BlockRows]:
-        """The rows of every pass, which are read in this order, those of a pass in any."""
-        return [BlockRows(self.stream, self.length, blocks) for blocks in self._passes]
+    def __init__(self, stream: TokenStream, sequence_length: int, windows: list[np.ndarray]):
+        super().__init__(stream, sequence_length, np.concatenate(windows))
+        self.windows = [BlockRows(stream, sequence_length, blocks) for blocks in windows]
