@@ -37,21 +37,22 @@ class BlockRows(RowSource):
 
     def __len__(self) -> int:
         """Number of rows; the last one may be padded."""
-        return -(-(self._size - 1) // (self.length - 1))
+        return -(-(self.size - 1) // (self.length - 1))
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
+        """Tokens of the blocks."""
         return int(self._ends[-1])
 
     @property
     def tokens(self) -> int:
         """Tokens of all rows; those that two rows share count twice."""
-        return self._size + len(self) - 1
+        return self.size + len(self) - 1
 
     def span(self, index: int) -> tuple[int, int]:
         """The stretch of the blocks, one after the other, that row ``index`` covers."""
         start = index * (self.length - 1)
-        return start, min(start + self.length, self._size)
+        return start, min(start + self.length, self.size)
 
     def documents(self, start: int, stop: int) -> list[np.ndarray]:
         """The documents and fragments of documents in a stretch of the blocks, one after the other."""

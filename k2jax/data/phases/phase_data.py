@@ -83,7 +83,7 @@ def prepare_phases(config: DataConfig, phases: Sequence[DataPhase], *, seed: int
 def _loaded(phase: DataPhase, shards: Any, orders: Any, seed: int) -> LoadedPhase:
     config, steps = phase.config, phase.last - phase.first
     rows: dict[str, Any] = next_rows(orders, config, steps * phase.batch_size)
-    parts = {name: part.tokens / part.stream.tokens for name, part in rows.items()}
+    parts = {name: part.size / part.stream.tokens for name, part in rows.items()}
     for name in sorted(config.sources):
         if name not in orders:  # all its rows, in an order of the phase's own
             rows[name], parts[name] = rows_of_split(config, name, shards[name], TRAIN), 1.0
