@@ -35,12 +35,6 @@ def _check_begins(config: Config) -> None:
     if len(set(begins.values())) < len(begins) or min(begins.values()):
         listed = ", ".join(f"{name} at {begin}" for name, begin in sorted(begins.items(), key=lambda item: item[1]))
         raise UserError(f"config.phases must begin at different steps, the first at 0, not {listed}; set their begin")
-    name, last = max(begins.items(), key=lambda item: item[1])
-    if last >= config.train.steps:
-        raise UserError(
-            f"config.phases.{name}.begin {last} is not before the end of the run, config.train.steps "
-            f"{config.train.steps}; raise that, or leave the phase out"
-        )
 
 
 def _check_rates(config: Config) -> None:

@@ -52,7 +52,7 @@ class RunPhase(NamedTuple):
 
 
 def run_phases(config: Config) -> list[RunPhase]:
-    """The phases of a run, in order; the whole run where it has none.
+    """The phases of a run, in order; the whole run where it has none. Those that begin behind its end are left out.
 
     Raises:
         UserError: a phase overrides what it may not, or a value is none of its key.
@@ -62,8 +62,9 @@ def run_phases(config: Config) -> list[RunPhase]:
     names = sorted(config.phases, key=lambda name: config.phases[name].begin)
     begins = [*(config.phases[name].begin for name in names), config.train.steps]
     return [
-        RunPhase(name, first, last, _config_of(config, name))
+        RunPhase(name, first, min(last, config.train.steps), _config_of(config, name))
         for name, (first, last) in zip(names, itertools.pairwise(begins), strict=True)
+        if first < config.train.steps
     ]
 
 
@@ -77,13 +78,16 @@ def phase_named(config: Config, name: str) -> RunPhase:
     """The phase of a name.
 
     Raises:
-        UserError: the run has none of that name.
+        UserError: the run has none of that name, or ends before it.
     """
     if not config.phases:
         raise UserError(f"there is no phase {name!r}: the configuration has no phases")
     if name not in config.phases:
         raise UserError(f"there is no phase {name!r}{nearest(name, list(config.phases))}")
-    return next(phase for phase in run_phases(config) if phase.name == name)
+    named = [phase for phase in run_phases(config) if phase.name == name]
+    if not named:
+        raise UserError(f"config.phases.{name}.begin is not before the end of the run; raise config.train.steps")
+    return named[0]
 
 
 def _config_of(config: Config, name: str) -> Config:

@@ -230,10 +230,10 @@ def _data_of(config):
     options = {"seed": config.train.seed, "tokenizer": _named_tokenizer(config), "log": _say}
     if not config.phases:
         return prepare_data(config.data, batch_size=config.train.batch_size, steps=config.train.steps, **options)
-    phases = [
-        DataPhase(phase.name, phase.first, phase.last, phase.config.data, phase.config.train.batch_size)
-        for phase in run_phases(config)
-    ]
+    phases = []
+    for phase in run_phases(config):
+        own = {"config": phase.config.data, "batch_size": phase.config.train.batch_size}
+        phases.append(DataPhase(name=phase.name, first=phase.first, last=phase.last, **own))
     return prepare_phases(config.data, phases, **options)[0]
 
 

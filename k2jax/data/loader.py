@@ -166,12 +166,12 @@ class DataLoader:
         return {name: n / rows for name, n, rows in zip(self._names, drawn, self._source_rows, strict=True)}
 
 
-class _PassesInTurn:
-    """The rows of a phase's passes over a source, each in an order of its own, one pass after the other."""
+class _WindowsInTurn:
+    """The windows of a phase's rows, each in an order of its own, one after the other."""
 
-    def __init__(self, passes: Sequence[SplitRows], seed: int):
-        self._ends = np.cumsum([len(rows) for rows in passes])
-        self._orders = [shuffled(rows, (seed + number) % 2**32) for number, rows in enumerate(passes)]
+    def __init__(self, windows: Sequence[SplitRows], seed: int):
+        self._ends = np.cumsum([len(rows) for rows in windows])
+        self._orders = [shuffled(rows, (seed + number) % 2**32) for number, rows in enumerate(windows)]
 
     def __getitem__(self, draw: int) -> PackedBatch:
         """The row that is drawn after ``draw`` others."""
@@ -180,9 +180,9 @@ class _PassesInTurn:
 
 
 def _ordered(rows: SplitRows, seed: int) -> Drawn:
-    """The rows in a seeded order without an end; those of a phase end with the last pass that it reads of."""
-    passes = getattr(rows, "passes", [rows])
-    return shuffled(rows, seed) if len(passes) == 1 else _PassesInTurn(passes, seed)
+    """The rows in a seeded order without an end; those of a phase end with the last window that it reads."""
+    windows = getattr(rows, "windows", [rows])
+    return shuffled(rows, seed) if len(windows) == 1 else _WindowsInTurn(windows, seed)
 
 
 def _end_with(parent: int, worker: int, workers: int) -> None:

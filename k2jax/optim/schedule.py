@@ -85,7 +85,7 @@ def build_phase_schedule(
     _check(config, peak, steps)
     warmup = _warmup_steps(config, steps)
     segments = [(optax.linear_schedule(0.0, peak, warmup), warmup)]
-    ends = [*(phase.begin for phase in phases[1:]), steps]
+    ends = [*(phase.begin for phase in phases[1:]), max(steps, phases[-1].begin)]  # the run may end before
     if warmup > ends[0]:
         raise UserError(
             f"config.optimizer.schedule.warmup_steps {warmup} is longer than the first phase, {ends[0]} steps; lower it"

@@ -72,7 +72,7 @@ def _phased_data(config: Config, phases: Sequence[RunPhase], begun: str) -> list
             if not is_done:
                 say(f"the run stops before phase {phase.name}, to be continued on other devices: {error}")
         sizes = {"batch_size": own.train.batch_size, "local_rows": rows, "images": images}
-        wanted.append(DataPhase(phase.name, phase.first, phase.last, own.data, **sizes))
+        wanted.append(DataPhase(name=phase.name, first=phase.first, last=phase.last, config=own.data, **sizes))
     with _built_by_first():
         return prepare_phases(
             config.data,

@@ -60,6 +60,11 @@ def print_start(config: Config, data: TrainingData, start: int) -> None:
         print(f"data {name}: {quantity(train['tokens'])} tokens{written}, {epochs:.2f} epochs over the run")
     if config.phases:
         print(text_table(PHASE_HEADER, phase_rows(config)))
+        later = [
+            f"{name} at {phase.begin:,}" for name, phase in config.phases.items() if phase.begin >= config.train.steps
+        ]
+        if later:
+            print(f"the run ends before phases begin: {', '.join(later)}")
     if start == 0:
         print("compiling; the first step takes a while")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.config.schema import ScheduleConfig
+from k2jax.config.schema import PhaseConfig, ScheduleConfig
 from k2jax.errors import UserError
-from k2jax.optim.schedule import build_schedule
+from k2jax.optim.schedule import build_phase_schedule, build_schedule
 
 BATCH = 67_108_864  # 16,384 sequences of 4,096 tokens
 K2 = ScheduleConfig(
@@ -106,3 +106,44 @@ def test_rates_rise_then_fall_without_jumps(warmup, decay, anneal, shape, steps)
 def test_impossible_schedules_are_the_users_mistake(changes, word):
     with pytest.raises(UserError, match=word):
         build_schedule(dataclasses.replace(ScheduleConfig(warmup_steps=10), **changes), 1e-3, 100)
+
+
+PHASES = (
+    PhaseConfig(rate="constant"),
+    PhaseConfig(begin=40, rate="cosine", rate_to=0.2),
+    PhaseConfig(begin=80, rate="constant"),
+    PhaseConfig(begin=90, rate="linear", rate_to=0.1),
+)
+
+
+def phase_rate(step):
+    """By hand: warm-up to 1 over 10 steps, constant, cosine to 0.2, constant, linear to 0.1."""
+    if step < 40:
+        return min(1.0, step / 10)
+    if step < 80:
+        return 0.2 + 0.8 * (1 + np.cos(np.pi * (step - 40) / 40)) / 2
+    return 0.2 if step < 90 else 0.2 - 0.1 * (min(step, 110) - 90) / 20
+
+
+def test_phases_have_rates_that_begin_where_the_phase_before_ended():
+    rate = build_phase_schedule(ScheduleConfig(warmup_steps=10), 1.0, 110, PHASES)
+    assert [float(rate(step)) for step in range(115)] == pytest.approx(list(map(phase_rate, range(115))), abs=1e-6)
+
+
+def test_a_run_that_ends_early_has_the_rates_of_the_whole_run():
+    short, whole = (build_phase_schedule(ScheduleConfig(warmup_steps=10), 1.0, steps, PHASES) for steps in (60, 110))
+    assert [float(short(step)) for step in range(60)] == [float(whole(step)) for step in range(60)]
+    with pytest.raises(UserError, match="warmup_steps 50 is longer than the first phase, 40 steps"):
+        build_phase_schedule(ScheduleConfig(warmup_steps=50), 1.0, 110, PHASES)
+
+
+def test_kimi_k2_in_phases():
+    """The same rates as of its schedule, where the anneal is cut in two."""
+    begins = np.cumsum([round(tokens / BATCH) for tokens in (10e12, 5.5e12, 400e9)]).tolist()
+    phases = [PhaseConfig(rate="constant"), PhaseConfig(begin=begins[0], rate="cosine", rate_to=2e-5)]
+    phases += [PhaseConfig(begin=begins[1], rate="linear", rate_to=8.7e-6)]
+    phases += [PhaseConfig(begin=begins[2], rate="linear", rate_to=7e-6)]
+    steps = begins[1] + K2.anneal_steps
+    ours, theirs = build_phase_schedule(K2, 2e-4, steps, phases), build_schedule(K2, 2e-4, steps)
+    for step in range(0, steps, 9973):
+        assert float(ours(step)) == pytest.approx(float(theirs(step)), rel=2e-3), step

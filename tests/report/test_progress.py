@@ -53,6 +53,15 @@ def test_time_left_excludes_the_compile_step_and_counts_from_the_resumed_step():
         assert progress.seconds_left() == pytest.approx(89 * 2.0)
 
 
+def test_time_left_counts_a_step_of_each_phase_by_its_work():
+    """Steps behind the tenth take three times as long."""
+    clock = Clock()
+    work = lambda step: step + 2 * max(0, step - 10)  # noqa: E731
+    with Progress(20, 0, plain(), work=work, clock=clock) as progress:
+        run(progress, clock, range(1, 6), each=2.0)
+        assert progress.seconds_left() == pytest.approx(5 * 2.0 + 10 * 6.0)
+
+
 def test_what_is_measured_before_the_first_step_is_no_step_by_which_the_time_left_is_told():
     clock, console = Clock(), plain()
     with Progress(13, 0, console, clock=clock) as progress:

@@ -42,8 +42,10 @@ def once_per_config(function):
 
 def _compiled_part(config):
     """The config without what only the loop reads: when it validates, saves and traces, and where things come from."""
+    rates = {each.rate for each in config.phases.values()}
     return dataclasses.replace(
         config,
+        phases={} if rates == {"schedule"} else config.phases,
         init_from="",
         init_tower_from="",
         checkpoint=None,

@@ -1,6 +1,7 @@
 """Whole runs of the command: killed and resumed, stopped, refused."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from k2jax.batch import pack_row, stack_rows
 from k2jax.checkpoint import committed_steps
+from k2jax.config import phase, resolve
 from k2jax.data import prepare_data
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
@@ -31,7 +33,7 @@ from k2jax.train.signals import StopAskedError
 from k2jax.train.workdir import lock_workdir, locked
 from tests.command import run_command
 from tests.train.programs import shared_program
-from tests.train.tiny import CONFIG_FILE, tiny, write_corpus
+from tests.train.tiny import CONFIG_FILE, tiny, tiny_config, write_corpus
 
 ROOT = Path(__file__).parents[2]
 # Bytes: how tensors share the files of a checkpoint depends on the moment; the embedding of 300 x 32 lies in one.
@@ -130,6 +132,34 @@ def test_a_run_that_was_terminated_and_then_killed_gives_the_same_losses_bit_for
     process.wait()
     assert train(tiny(folder), workdir) == 0
     assert losses(workdir) == losses(finished)
+
+
+def test_a_run_in_phases_that_stops_at_the_seam_goes_on_in_the_right_one_bit_for_bit(folder, monkeypatch):
+    """Two phases that differ in their mixture and share a program; the rates are those of one schedule."""
+    config = tiny_config(str(folder))
+    config.phases = {"both": phase(), "alone": phase(begin=6, mixture=("two=1",))}
+    config.update_from_flattened_dict({"checkpoint.every": 1000, "eval.every": 1000, "eval.sample_tokens": 0})
+    config, whole, stopped = resolve(config), folder / "phases", folder / "seam"
+    assert train(config, whole) == 0
+    log = Run.log
+
+    def terminated(run, step, record):
+        log(run, step, record)
+        if step == 6 and run.start == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "log", terminated)
+    assert train(config, stopped) == 143 and committed_steps(stopped) == [6]
+    assert train(config, stopped) == 0
+    assert losses(stopped) == losses(whole) and committed_steps(whole) == [6, 12]
+    records = read_metrics(stopped)
+    assert [record["phase"] for record in records] == ["both"] * 6 + ["alone"] * 6
+    assert [record["step"] for record in records if "val_loss" in record] == [6, 12]
+    report = (stopped / "report.md").read_text()
+    assert "| both  | 1 to 6" in report and "| alone | 7 to 12" in report
+    with pytest.raises(UserError, match=r"config\.phases\.alone\.begin is 6 there and 7"):
+        moved = dataclasses.replace(config.phases["alone"], begin=7)
+        train(dataclasses.replace(config, phases=config.phases | {"alone": moved}), stopped)
 
 
 def copy_tree(source, target):

@@ -37,21 +37,22 @@ class BlockRows(RowSource):
 
     def __len__(self) -> int:
         """Number of rows; the last one may be padded."""
-        return -(-(self._size - 1) // (self.length - 1))
+        return -(-(self.size - 1) // (self.length - 1))
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
+        """Tokens of the blocks."""
         return int(self._ends[-1])
 
     @property
     def tokens(self) -> int:
         """Tokens of all rows; those that two rows share count twice."""
-        return self._size + len(self) - 1
+        return self.size + len(self) - 1
 
     def span(self, index: int) -> tuple[int, int]:
         """The stretch of the blocks, one after the other, that row ``index`` covers."""
         start = index * (self.length - 1)
-        return start, min(start + self.length, self._size)
+        return start, min(start + self.length, self.size)
 
     def documents(self, start: int, stop: int) -> list[np.ndarray]:
         """The documents and fragments of documents in a stretch of the blocks, one after the other."""
@@ -71,14 +72,12 @@ class PhaseRows(BlockRows):
     Args:
         stream: the split.
         sequence_length: tokens of a row.
-        passes: blocks of every pass over the source that the phase has a part of, int ``[count]`` each.
+        windows: blocks, int ``[count]`` each; a window is a part of one pass over the source.
+
+    Attributes:
+        windows: the rows of each, which are read one after the other, those of a window in any order.
     """
 
-    def __init__(self, stream: TokenStream, sequence_length: int, passes: list[np.ndarray]):
-        super().__init__(stream, sequence_length, np.concatenate(passes))
-        self._passes = passes
-
-    @property
-    def passes(self) -> list[BlockRows]:
-        """The rows of every pass, which are read in this order, those of a pass in any."""
-        return [BlockRows(self.stream, self.length, blocks) for blocks in self._passes]
+    def __init__(self, stream: TokenStream, sequence_length: int, windows: list[np.ndarray]):
+        super().__init__(stream, sequence_length, np.concatenate(windows))
+        self.windows = [BlockRows(stream, sequence_length, blocks) for blocks in windows]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from k2jax.config.schema import IMAGE_SOURCES, DataConfig
 from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.manifest import HELD_OUT, TRAIN
-from k2jax.data.phases.parts import next_rows, source_orders
 from k2jax.data.phases.phased_loader import LoadedPhase, PhasedLoader
+from k2jax.data.phases.source_order import next_rows, source_orders
 from k2jax.data.training_data import (
     ImageShape,
     TrainingData,
@@ -23,7 +23,8 @@ from k2jax.data.vision_share import vision_share
 from k2jax.errors import UserError
 
 
-class DataPhase(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataPhase:
     """What a phase asks of the data.
 
     Attributes:
@@ -82,7 +83,7 @@ def prepare_phases(config: DataConfig, phases: Sequence[DataPhase], *, seed: int
 def _loaded(phase: DataPhase, shards: Any, orders: Any, seed: int) -> LoadedPhase:
     config, steps = phase.config, phase.last - phase.first
     rows: dict[str, Any] = next_rows(orders, config, steps * phase.batch_size)
-    parts = {name: part.tokens / part.stream.tokens for name, part in rows.items()}
+    parts = {name: part.size / part.stream.tokens for name, part in rows.items()}
     for name in sorted(config.sources):
         if name not in orders:  # all its rows, in an order of the phase's own
             rows[name], parts[name] = rows_of_split(config, name, shards[name], TRAIN), 1.0

@@ -3,6 +3,9 @@
 The blocks of a source have a seeded order in every pass over it. A phase begins where the one before ended in that
 order, so that nothing is seen again while there is something of the source that was not seen as often, and a limit of
 passes is one of the whole run. How many blocks a phase needs follows from the mixture and its steps alone.
+
+Rows are shuffled within windows of blocks, which lie at the same places of a pass whatever the phases: a phase that is
+made longer or shorter while it is under way changes the order of rows in one window alone.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from k2jax.data.phases.block_rows import PhaseRows, block_starts
 from k2jax.data.shards import TokenStream
 from k2jax.errors import UserError
 from k2jax.mixture_plan import MixturePlan
+
+WINDOWS = 16
+"""Of a pass."""
 
 
 class SourceOrder:
@@ -44,12 +50,14 @@ class SourceOrder:
 
     def rows(self, blocks: int, length: int) -> PhaseRows:
         """Rows of the next blocks."""
-        passes, begin, end = [], self._read, self._read + blocks
+        windows, begin, end = [], self._read, self._read + blocks
+        size = max(1, len(self._sizes) // WINDOWS)
         while begin < end:
             number, first = divmod(begin, len(self._sizes))
-            passes.append(self._pass(number)[first : first + end - begin])
-            begin += len(passes[-1])
-        return PhaseRows(self._stream, length, passes)
+            last = min(first - first % size + size, first + end - begin)
+            windows.append(self._pass(number)[first:last])
+            begin += len(windows[-1])
+        return PhaseRows(self._stream, length, windows)
 
     def advance(self, blocks: int) -> None:
         """Counts the next blocks as read."""
