@@ -26,6 +26,7 @@ RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
+LANG = ["py3langid>=0.3"]  # the language of documents; its model is in the wheel
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -85,6 +86,7 @@ setup(
         "rollout": ROLLOUT,
         "ray": RAY,
         "verifiers": VERIFIERS,
+        "lang": LANG,
         "synthesize": SYNTHESIZE,
         "vision": VISION,
         "wandb": WANDB,
@@ -105,6 +107,7 @@ setup(
             *KUBERNETES,
             *REMOTE,
             *CONSTRAINED,
+            *LANG,
             *ROLLOUT,
             *VISION,
             *WANDB,

@@ -14,6 +14,7 @@ from k2jax.config.schema.data import (
     ImagesConfig,
     OnCorrupt,
     SourceConfig,
+    StepsConfig,
     TokenizerConfig,
 )
 from k2jax.config.schema.experiment import Config, Stage
@@ -117,6 +118,7 @@ __all__ = [
     "SharedTokens",
     "SourceConfig",
     "Stage",
+    "StepsConfig",
     "TaskConfig",
     "ToggleConfig",
     "TokenizerConfig",
