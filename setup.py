@@ -30,6 +30,7 @@ PREPARE = ["rensa>=0.5,<0.6"]  # near duplicates; signatures are kept on disk, a
 # Corpora in object stores. Neither is in "test": botocore needs an older python-dateutil than kubernetes does.
 S3 = ["s3fs>=2026.1", "fsspec>=2026.1"]
 GCS = ["gcsfs>=2026.1", "fsspec>=2026.1"]
+LANG = ["py3langid>=0.3"]  # the language of documents; its model is in the wheel
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -90,6 +91,7 @@ setup(
         "ray": RAY,
         "verifiers": VERIFIERS,
         "prepare": PREPARE,
+        "lang": LANG,
         "synthesize": SYNTHESIZE,
         "s3": S3,
         "gcs": GCS,
@@ -112,6 +114,7 @@ setup(
             *KUBERNETES,
             *REMOTE,
             *CONSTRAINED,
+            *LANG,
             *ROLLOUT,
             *VISION,
             *PREPARE,

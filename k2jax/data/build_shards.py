@@ -12,7 +12,9 @@ from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
+from k2jax.data.preparation.choosing import choose, describe_steps, has_steps
 from k2jax.data.preparation.cutting import cut, has_files
+from k2jax.data.preparation.deciding import Deciding
 from k2jax.data.preparation.joining import JoinedParts
 from k2jax.data.preparation.pools import TaskPool, open_pool
 from k2jax.data.preparation.tokenising import CHAT_FORMAT, Tokenising
@@ -71,16 +73,28 @@ def prepare_shards(
     }
     if marked:
         described["chat"] = [CHAT_FORMAT, config.chat_format, config.sequence_length]
+    if has_steps(config, name):
+        described["steps"] = describe_steps(config, name)
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     log_left_out(name, source, log)
 
     def build(folder: Path) -> None:
         say = log or (lambda line: None)
         with contextlib.nullcontext(pool) if pool else open_pool() as workers:
-            kept = cache_root(config.cache_dir) / "parts"
-            make = Tokenising(name=name, config=config, tokenizer=tokenizer, threshold=threshold, folder=kept)
-            parts = JoinedParts(list(cut(name, source)), make, workers, log) if has_files(source) else None
-            job = _Job(name, source, tokenizer, _reader(make, parts), marked, say)
+            root = folder.parent.parent
+            make = Tokenising(name=name, config=config, tokenizer=tokenizer, threshold=threshold, folder=root / "parts")
+            parts, facts = None, {}
+            if has_steps(config, name):
+                decide = Deciding(source=source, steps=config.steps, folder=root / "decisions")
+                make = dataclasses.replace(make, decide=decide)
+                tasks, facts = choose(name, config, decide.folder, workers, log)
+                parts = JoinedParts(tasks, make, workers, log)
+            elif has_files(source):
+                parts = JoinedParts(list(cut(name, source)), make, workers, log)
+            job = _Job(
+                name=name, source=source, tokenizer=tokenizer, read=_reader(make, parts), marked=marked, log=say,
+                facts=facts,
+            )  # fmt: skip
             _build_folder(folder, job, CorruptRecords(config.on_corrupt, say), threshold)
             if parts:
                 parts.remove()
@@ -104,9 +118,9 @@ def _reader(make: Tokenising, parts: JoinedParts | None) -> Reader:
     return read
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A source to tokenise, whether its values are marked ids, and where to log progress."""
+    """A source to tokenise, whether its values are marked ids, where to log progress, and what a manifest adds."""
 
     name: str
     source: SourceConfig
@@ -114,6 +128,7 @@ class _Job:
     read: Reader
     marked: bool
     log: Log
+    facts: dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +203,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "dtype": dtype,
         "splits": splits,
         **report.manifest,
+        **job.facts,
         "files": files,
     }
     if job.marked:

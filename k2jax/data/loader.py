@@ -167,20 +167,22 @@ class DataLoader:
 
 
 class _WindowsInTurn:
-    """The windows of a phase's rows, each in an order of its own, one after the other."""
+    """The windows of a phase's rows, each in an order of its own, one after the other, and again from the first."""
 
     def __init__(self, windows: Sequence[SplitRows], seed: int):
-        self._ends = np.cumsum([len(rows) for rows in windows])
+        self._starts = np.cumsum([0, *map(len, windows)])
         self._orders = [shuffled(rows, (seed + number) % 2**32) for number, rows in enumerate(windows)]
 
     def __getitem__(self, draw: int) -> PackedBatch:
         """The row that is drawn after ``draw`` others."""
-        number = int(np.searchsorted(self._ends, draw, side="right"))
-        return self._orders[number][draw - int(self._ends[number - 1] if number else 0)]
+        again, place = divmod(draw, int(self._starts[-1]))
+        number = int(np.searchsorted(self._starts, place, side="right")) - 1
+        start, end = map(int, self._starts[number : number + 2])
+        return self._orders[number][again * (end - start) + place - start]
 
 
 def _ordered(rows: SplitRows, seed: int) -> Drawn:
-    """The rows in a seeded order without an end; those of a phase end with the last window that it reads."""
+    """The rows in a seeded order without an end; those of a phase window after window."""
     windows = getattr(rows, "windows", [rows])
     return shuffled(rows, seed) if len(windows) == 1 else _WindowsInTurn(windows, seed)
 

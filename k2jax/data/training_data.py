@@ -17,6 +17,7 @@ from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.named_shards import named_shards
 from k2jax.data.packing import RowSource
+from k2jax.data.preparation.choosing import check_steps
 from k2jax.data.preparation.pools import TaskPool, open_pool
 from k2jax.data.shards import Shards
 from k2jax.data.vision_share import vision_share
@@ -144,6 +145,7 @@ def build_sources(
     check_fields(config, "data")  # Reject invalid values before the long work.
     if not config.sources:
         raise UserError("data.sources is empty: name at least one source")
+    check_steps(config)
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
     with contextlib.nullcontext(pool) if pool else open_pool() as workers:
         return tokenizer, {

@@ -15,6 +15,7 @@ from k2jax.config.schema.data import (
     ImagesConfig,
     OnCorrupt,
     SourceConfig,
+    StepsConfig,
     TokenizerConfig,
 )
 from k2jax.config.schema.experiment import Config, PhaseConfig, Stage
@@ -120,6 +121,7 @@ __all__ = [
     "SharedTokens",
     "SourceConfig",
     "Stage",
+    "StepsConfig",
     "TaskConfig",
     "ToggleConfig",
     "TokenizerConfig",

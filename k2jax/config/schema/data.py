@@ -44,6 +44,29 @@ TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
 
 
+Normalisation = Literal["nfc", "nfkc", "line_ends", "control"]
+QualityFilter = Literal[
+    "gopher_words",
+    "gopher_mean_word_length",
+    "gopher_symbols",
+    "gopher_bullets",
+    "gopher_ellipsis",
+    "gopher_alphabetic",
+    "gopher_stop_words",
+    "gopher_repeated_lines",
+    "gopher_repeated_paragraphs",
+    "gopher_common_ngrams",
+    "gopher_repeated_ngrams",
+    "c4_sentences",
+    "c4_curly_brackets",
+    "c4_lorem_ipsum",
+    "fineweb_line_ends",
+    "fineweb_short_lines",
+    "fineweb_repeated_lines",
+    "fineweb_new_lines",
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """One corpus of the mixture."""
@@ -96,6 +119,16 @@ class ImagesConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StepsConfig:
+    """What is done to documents of text before they are tokenised, in this order; conversations stay as they are."""
+
+    normalise: tuple[Normalisation, ...] = ()  #: of characters: a Unicode form, line feeds, no control
+    filters: tuple[QualityFilter, ...] = ()  #: rules that a document must pass, see docs/data.md
+    languages: tuple[str, ...] = ()  #: codes such as en of the languages that are kept; empty is all, and no look
+    exact_duplicates: bool = False  #: drops a text that a source before, in the order of their names, or this one had
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where tokens come from and how they are packed."""
 
@@ -103,6 +136,7 @@ class DataConfig:
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: IntFromTwo = 512  #: tokens per row
     images: ImagesConfig = ImagesConfig()  #: of conversations
+    steps: StepsConfig = StepsConfig()  #: between reading and tokenising
     chat_format: ChatKind = "auto"  #: of conversations; auto is the tokenizer's, plain and compact need no chat tokens
     held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
     on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it

@@ -30,11 +30,13 @@ class Task(NamedTuple):
         parts: files, or parts of them, whose records are stored together.
         stamps: size and time of change of each file [bytes, ns].
         bytes: what it has to read, about.
+        dropped: uint32 numbers of documents that ``deciding`` keeps and another step does not, as bytes.
     """
 
     parts: tuple[FilePart, ...]
     stamps: tuple[tuple[int, int], ...]
     bytes: int
+    dropped: bytes = b""
 
 
 def has_files(source: SourceConfig) -> bool:

@@ -13,6 +13,7 @@ from k2jax.data.cache import key_of
 from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import FORMAT, shard_dtype
 from k2jax.data.preparation.cutting import Task
+from k2jax.data.preparation.deciding import Deciding
 from k2jax.data.preparation.part_files import PART_FORMAT, PartWriter, RecordedReport, new_part
 from k2jax.data.sources import READING, texts_of
 from k2jax.data.token_rows import tokenised_rows
@@ -34,6 +35,7 @@ class Tokenising:
         tokenizer: the vocabulary.
         threshold: documents with smaller digests are held out.
         folder: where parts are kept.
+        decide: what chooses the documents; None keeps all.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Tokenising:
     tokenizer: Tokenizer
     threshold: int
     folder: Path
+    decide: Deciding | None = None
 
     @property
     def source(self) -> SourceConfig:
@@ -54,7 +57,8 @@ class Tokenising:
 
     def path(self, task: Task) -> Path:
         """Where the part of a task is kept: by all that decides what is in it."""
-        key = key_of([self.settings(), [[str(path), *place] for path, *place in task.parts], task.stamps])
+        places = [[str(path), *place] for path, *place in task.parts]
+        key = key_of([self.settings(), places, task.stamps, task.dropped.hex()])
         return self.folder / key[:2] / f"{key}.part"
 
     def settings(self) -> dict[str, Any]:
@@ -63,6 +67,8 @@ class Tokenising:
         settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents", "filters")}
         settings |= {"formats": [PART_FORMAT, FORMAT, READING], "threshold": str(self.threshold)}
         settings["tokenizer"] = [tokenizer.encoding, tokenizer.bos, tokenizer.eos]
+        if self.decide:
+            settings["steps"] = dataclasses.asdict(self.config.steps)
         if self.is_marked:
             settings["chat"] = [CHAT_FORMAT, self.config.chat_format, self.config.sequence_length]
         return settings
@@ -89,7 +95,10 @@ class Tokenising:
         """The documents of a task, no more than the source may have."""
         most = self.source.max_documents or None
         if not self.is_marked:
-            texts = (pair for pair in texts_of(self.source, task.parts, report) if pair[1])
+            if self.decide:
+                texts = self.decide.kept(task, report)
+            else:
+                texts = (pair for pair in texts_of(self.source, task.parts, report) if pair[1])
             return tokenised_texts(self.name, itertools.islice(_counted(texts, report), most), self.tokenizer)
         read = {"chat": tokenised_chats, "token_rows": tokenised_rows}.get(self.source.kind, tokenised_trajectories)
         conversations = read(self.source, task.parts, self.config, self.tokenizer, report)
