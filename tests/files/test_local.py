@@ -20,8 +20,8 @@ ELSEWHERE = frozenset({
     "engines", "env", "environments", "field",
     "filters", "format", "host", "hosts", "image", "image_hosts", "judge_model", "judge_url", "kinds", "limits",
     "machine", "mode", "model", "model_name", "module", "name", "only", "options", "phase", "preset", "project",
-    "prompt", "publish_listen", "published_at", "ray", "reason", "request", "reservation", "sandbox", "search", "secret",
-    "served_model", "service_account", "topologies", "tools", "topology", "tpu", "url", "video", "zone",
+    "prompt", "publish_listen", "published_at", "ray", "reason", "request", "reservation", "sandbox", "search",
+    "secret", "served_model", "service_account", "topologies", "tools", "topology", "tpu", "url", "video", "zone",
 })  # fmt: skip
 """Flags that name no file or folder of this machine, or, as ``image``, may be URLs."""
 

@@ -68,5 +68,12 @@ def config(cache, corpus, **fields):
 
 
 def fingerprint(shards, folder):
-    """Hash of a manifest, with the checksums of all files; where the corpus lies is left out."""
-    return hashlib.sha256(json.dumps(shards.manifest).replace(str(folder), "").encode()).hexdigest()[:16]
+    """Hash of tokens, offsets and sizes, and of what the manifest says of records; where the corpus lies is left out."""
+    files = {
+        path: entry["sha256"]
+        for path, entry in shards.manifest["files"].items()
+        if path.endswith((".bin", "offsets.npy", "bytes.npy"))
+    }
+    rest = {key: value for key, value in shards.manifest.items() if key not in ("files", "format", "source")}
+    text = json.dumps([files, rest], sort_keys=True).replace(str(folder), "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
