@@ -16,7 +16,7 @@ from k2jax.batch import PackedBatch, pack_row, stack_rows
 from k2jax.config.schema import SourceConfig
 from k2jax.data.filled_mixture import FilledMixture
 from k2jax.data.packing import bits_per_byte, shuffle_seed
-from k2jax.data.permutation import LARGEST_OF_GRAIN, Drawn, shuffled
+from k2jax.data.permutation import LARGEST_OF_GRAIN, DrawnRows, shuffled
 from k2jax.data.planned_rows import drawn_before, drawn_rows
 from k2jax.data.processes import end_with
 from k2jax.data.vision_share import VisionShare
@@ -181,7 +181,7 @@ class _WindowsInTurn:
         return self._orders[number][again * (end - start) + place - start]
 
 
-def _ordered(rows: SplitRows, seed: int) -> Drawn:
+def _ordered(rows: SplitRows, seed: int) -> DrawnRows:
     """The rows in a seeded order without an end; those of a phase window after window."""
     windows = getattr(rows, "windows", [rows])
     return shuffled(rows, seed) if len(windows) == 1 else _WindowsInTurn(windows, seed)

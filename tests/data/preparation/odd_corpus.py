@@ -68,7 +68,7 @@ def config(cache, corpus, **fields):
 
 
 def fingerprint(shards, folder):
-    """Hash of tokens, offsets and sizes, and of what the manifest says of records; where the corpus lies is left out."""
+    """Hash of tokens, offsets and sizes, and of what the manifest says of records, wherever the corpus lies."""
     files = {
         path: entry["sha256"]
         for path, entry in shards.manifest["files"].items()
