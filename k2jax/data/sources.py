@@ -14,7 +14,7 @@ from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.data.source_files import source_files
 from k2jax.errors import UserError
 from k2jax.files import readers as records
-from k2jax.files.content import FilePart
+from k2jax.files.content import FileRange
 
 Item = TypeVar("Item")
 LINES_SHOWN = 10
@@ -105,11 +105,11 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     if source.kind == "huggingface" and source.path:
         named_texts = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
-        named_texts = texts_of(source, map(FilePart, files(name, source)), report)
+        named_texts = texts_of(source, map(FileRange, files(name, source)), report)
     return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
 
 
-def texts_of(source: SourceConfig, parts: Iterable[FilePart], report: CorruptRecords) -> Iterator[tuple[str, str]]:
+def texts_of(source: SourceConfig, parts: Iterable[FileRange], report: CorruptRecords) -> Iterator[tuple[str, str]]:
     """Pairs ``(document name, text)`` of files of a source, or of parts of them, empty documents included.
 
     Args:

@@ -121,6 +121,8 @@ class StepsConfig:
     filters: tuple[QualityFilter, ...] = ()  #: rules that a document must pass, see docs/data.md
     languages: tuple[str, ...] = ()  #: codes such as en of the languages that are kept; empty is all, and no look
     exact_duplicates: bool = False  #: drops a text that a source before, in the order of their names, or this one had
+    near_duplicates: ShareBelowOne = 0.0  #: least Jaccard similarity at which one of two is dropped; 0 is no look
+    decontaminate: tuple[str, ...] = ()  #: evaluation sets, files or data sets, whose items no document may hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
