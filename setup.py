@@ -26,6 +26,7 @@ RAY = ["ray>=2.40"]
 REMOTE = ["aiohttp>=3.10"]  # environments that other processes serve
 VERIFIERS = ["verifiers>=0.1.14,<0.4"]  # needs another version of mcp than the extra of that name: not in "test"
 VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and frames of videos
+WARC = ["fastwarc>=2", "resiliparse>=2"]  # web archives, and the main content of their pages
 LANG = ["py3langid>=0.3"]  # the language of documents; its model is in the wheel
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
@@ -87,6 +88,7 @@ setup(
         "ray": RAY,
         "verifiers": VERIFIERS,
         "lang": LANG,
+        "warc": WARC,
         "synthesize": SYNTHESIZE,
         "vision": VISION,
         "wandb": WANDB,
@@ -108,6 +110,7 @@ setup(
             *REMOTE,
             *CONSTRAINED,
             *LANG,
+            *WARC,
             *ROLLOUT,
             *VISION,
             *WANDB,

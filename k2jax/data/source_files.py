@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from k2jax.config.schema import SourceConfig
 from k2jax.errors import UserError
+from k2jax.files.dolma_lines import DOCUMENTS
 from k2jax.files.magic import COMPRESSED
 from k2jax.files.readers import has_lines_of_json
 
@@ -22,6 +23,9 @@ _LINES = (*(name + end for name in (".jsonl", ".ndjson") for end in ("", *COMPRE
 SUFFIXES = {
     "jsonl": _LINES,
     "parquet": (".parquet",),
+    "dolma": _LINES,
+    "warc": tuple(name + end for name in (".warc", ".wet") for end in ("", *COMPRESSED)),
+    "webdataset": (*(".tar" + end for end in ("", *COMPRESSED)), ".tgz"),
     "chat": _LINES,
     "token_rows": _LINES,
     "image_chat": (*_LINES, ".parquet", ".tar"),
@@ -68,6 +72,8 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
     path = Path(source.path).expanduser()
+    if source.kind == "dolma" and (path / DOCUMENTS).is_dir():
+        path /= DOCUMENTS
     listing = _Listing(SUFFIXES.get(source.kind, ("",)))
     if path.is_dir():
         listing.add_folder(path)

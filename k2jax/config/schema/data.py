@@ -24,6 +24,9 @@ SourceKind = Literal[
     "text",
     "jsonl",
     "parquet",
+    "dolma",
+    "warc",
+    "webdataset",
     "huggingface",
     "chat",
     "trajectories",
@@ -70,12 +73,13 @@ class SourceConfig:
 
     kind: SourceKind = "stdlib"  #: format
     path: str = ""  #: folder, file or glob; for huggingface the data set's name
-    field: str = "text"  #: the text column of jsonl, parquet and huggingface records
+    field: str = "text"  #: of the text, in records of jsonl, parquet, dolma, webdataset and huggingface
     subset: str = ""  #: huggingface configuration name
     split: str = "train"  #: huggingface split
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
+    exclude: tuple[str, ...] = ()  #: of dolma: TAGGER/ATTRIBUTE or TAGGER/ATTRIBUTE>=SCORE that drop a document
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
     media_from: tuple[str, ...] = ()  #: of image_chat: another folder of its files, and how URLs begin that are opened
     pictures: tuple[str, ...] = ()  #: of synthetic_images: kinds of questions; empty is read, describe, count, locate

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k2jax.config.schema import SourceConfig
-from k2jax.data.sources import files
+from k2jax.data.sources import attributes_of, files
 from k2jax.files.content import FileRange
 from k2jax.files.magic import kind_of
 from k2jax.files.readers import row_group_sizes
@@ -28,7 +28,7 @@ class ReadTask(NamedTuple):
 
     Attributes:
         parts: files, or parts of them, whose records are stored together.
-        stamps: size and time of change of each file [bytes, ns].
+        stamps: size and time of change of each file, and of attributes beside it [bytes, ns].
         bytes: what it has to read, about.
         dropped: uint32 numbers of documents that ``deciding`` keeps and another step does not, as bytes.
     """
@@ -60,6 +60,8 @@ def cut(name: str, source: SourceConfig) -> Iterator[ReadTask]:
         for part, size in _parts(path, status.st_size, source):
             parts.append(part)
             stamps.append((status.st_size, status.st_mtime_ns))
+            beside = [each.stat() for each in attributes_of(source, [path])]
+            stamps += [(each.st_size, each.st_mtime_ns) for each in beside]
             total += size
             if total >= TASK_BYTES:
                 yield ReadTask(tuple(parts), tuple(stamps), total)

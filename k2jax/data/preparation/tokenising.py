@@ -64,7 +64,7 @@ class Tokenising:
     def settings(self) -> dict[str, Any]:
         """What decides what is in a part, beside the task."""
         source, tokenizer = self.source, self.tokenizer
-        settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents", "filters")}
+        settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents", "filters", "exclude")}
         settings |= {"formats": [PART_FORMAT, FORMAT, READING], "threshold": str(self.threshold)}
         settings["tokenizer"] = [tokenizer.encoding, tokenizer.bos, tokenizer.eos]
         if self.decide:
