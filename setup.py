@@ -30,6 +30,7 @@ PREPARE = ["rensa>=0.5,<0.6"]  # near duplicates; signatures are kept on disk, a
 # Corpora in object stores. Neither is in "test": botocore needs an older python-dateutil than kubernetes does.
 S3 = ["s3fs>=2026.1", "fsspec>=2026.1"]
 GCS = ["gcsfs>=2026.1", "fsspec>=2026.1"]
+WARC = ["fastwarc>=2", "resiliparse>=2"]  # web archives, and the main content of their pages
 LANG = ["py3langid>=0.3"]  # the language of documents; its model is in the wheel
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
@@ -92,6 +93,7 @@ setup(
         "verifiers": VERIFIERS,
         "prepare": PREPARE,
         "lang": LANG,
+        "warc": WARC,
         "synthesize": SYNTHESIZE,
         "s3": S3,
         "gcs": GCS,
@@ -115,6 +117,7 @@ setup(
             *REMOTE,
             *CONSTRAINED,
             *LANG,
+            *WARC,
             *ROLLOUT,
             *VISION,
             *PREPARE,

@@ -20,12 +20,12 @@ from typing import Any
 from k2jax.bench.timing import Row, interleaved, rate_row
 from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.preparation.cutting import Task
+from k2jax.data.preparation.cutting import ReadTask
 from k2jax.data.preparation.pools import TaskPool, open_pool
 from k2jax.data.preparation.tokenising import Tokenising
 from k2jax.data.sources import CorruptRecords, documents
 from k2jax.data.split import threshold_for
-from k2jax.files.content import FilePart
+from k2jax.files.content import FileRange
 from k2jax.text.tokenizer import Tokenizer, train_bpe
 
 MEGABYTES, PROCESSES = 24, 2
@@ -97,7 +97,7 @@ class _Bench:
         config = DataConfig(sources={"s": SourceConfig(kind="jsonl", path=str(self._folder / "corpus"))})
         threshold = threshold_for(HELD_OUT)
         make = Tokenising(name="s", config=config, tokenizer=self._tokenizer, threshold=threshold, folder=folder)
-        tasks = [Task((FilePart(path),), ((0, 0),), path.stat().st_size) for path in self._files]
+        tasks = [ReadTask((FileRange(path),), ((0, 0),), path.stat().st_size) for path in self._files]
         with open_pool(PROCESSES) as pool:
             list(pool.run(make, tasks))
         shutil.rmtree(folder)

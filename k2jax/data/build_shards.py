@@ -64,7 +64,6 @@ def prepare_shards(
     """
     source = config.sources[name]
     marked = source.kind in CONVERSATIONS
-    threshold = threshold_for(config.held_out)
     described = {
         "format": FORMAT,
         "source": describe(name, source),
@@ -79,29 +78,33 @@ def prepare_shards(
     log_left_out(name, source, log)
 
     def build(folder: Path) -> None:
-        say = log or (lambda line: None)
         with contextlib.nullcontext(pool) if pool else open_pool() as workers:
-            root = folder.parent.parent
-            make = Tokenising(name=name, config=config, tokenizer=tokenizer, threshold=threshold, folder=root / "parts")
-            parts, facts = None, {}
-            if has_steps(config, name):
-                decide = Deciding(source=source, steps=config.steps, folder=root / "decisions")
-                make = dataclasses.replace(make, decide=decide)
-                tasks, facts = choose(name, config, decide.folder, workers, log)
-                parts = JoinedParts(tasks, make, workers, log)
-            elif has_files(source):
-                parts = JoinedParts(list(cut(name, source)), make, workers, log)
-            job = _Job(
-                name=name, source=source, tokenizer=tokenizer, read=_reader(make, parts), marked=marked, log=say,
-                facts=facts,
-            )  # fmt: skip
-            _build_folder(folder, job, CorruptRecords(config.on_corrupt, say), threshold)
-            if parts:
-                parts.remove()
+            _build(folder, name, config, tokenizer, workers, log)
 
     shards = open_shards(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds))
     refuse_skipped(name, shards.manifest["skipped"], config.on_corrupt)
     return shards
+
+
+def _build(folder: Path, name: str, config: DataConfig, tokenizer: Tokenizer, pool: TaskPool, log: Log | None) -> None:
+    """Fills a folder: by parts, of the documents that the steps keep."""
+    source, root, say = config.sources[name], folder.parent.parent, log or (lambda line: None)
+    threshold = threshold_for(config.held_out)
+    make = Tokenising(name=name, config=config, tokenizer=tokenizer, threshold=threshold, folder=root / "parts")
+    parts, facts = None, {}
+    if has_steps(config, name):
+        decide = Deciding(source=source, steps=config.steps, folder=root / "decisions")
+        tasks, facts = choose(name, config, decide.folder, pool, log)
+        parts = JoinedParts(tasks, dataclasses.replace(make, decide=decide), pool, log)
+    elif has_files(source):
+        parts = JoinedParts(list(cut(name, source)), make, pool, log)
+    job = _Job(
+        name=name, source=source, tokenizer=tokenizer, read=_reader(make, parts), marked=make.is_marked, log=say,
+        facts=facts,
+    )  # fmt: skip
+    _build_folder(folder, job, CorruptRecords(config.on_corrupt, say), threshold)
+    if parts:
+        parts.remove()
 
 
 def _reader(make: Tokenising, parts: JoinedParts | None) -> Reader:

@@ -18,7 +18,7 @@ from k2jax.data.sources import CorruptRecords
 from k2jax.data.split import document_hash
 from k2jax.data.tokenised import Tokenised, marked, outside_vocabulary
 from k2jax.errors import UserError
-from k2jax.files.content import FilePart
+from k2jax.files.content import FileRange
 from k2jax.files.readers import json_lines
 from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_history
 from k2jax.text.media import MEDIA_PAD
@@ -29,7 +29,7 @@ from k2jax.trajectory.store import read_trajectories
 
 
 def tokenised_chats(
-    source: SourceConfig, parts: Iterable[FilePart], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+    source: SourceConfig, parts: Iterable[FileRange], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
 ) -> Iterator[Tokenised]:
     """Encodes the conversations of JSON lines ``{"messages": [...], "tools": [...]}``.
 
@@ -57,7 +57,7 @@ def tokenised_chats(
 
 
 def tokenised_trajectories(
-    source: SourceConfig, parts: Iterable[FilePart], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+    source: SourceConfig, parts: Iterable[FileRange], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
 ) -> Iterator[Tokenised]:
     """The sampled conversations of a trajectory store that pass the source's filters: rejection sampling.
 

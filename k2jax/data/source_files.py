@@ -13,6 +13,7 @@ from typing import NamedTuple
 from k2jax.config.schema import SourceConfig
 from k2jax.data.source_objects import listed_objects
 from k2jax.errors import UserError
+from k2jax.files.dolma_lines import DOCUMENTS
 from k2jax.files.magic import COMPRESSED
 from k2jax.files.objects.object_address import is_object_url
 from k2jax.files.objects.object_path import ObjectPath
@@ -25,6 +26,9 @@ _LINES = (*(name + end for name in (".jsonl", ".ndjson") for end in ("", *COMPRE
 SUFFIXES = {
     "jsonl": _LINES,
     "parquet": (".parquet",),
+    "dolma": _LINES,
+    "warc": tuple(name + end for name in (".warc", ".wet") for end in ("", *COMPRESSED)),
+    "webdataset": (*(".tar" + end for end in ("", *COMPRESSED)), ".tgz"),
     "chat": _LINES,
     "token_rows": _LINES,
     "image_chat": (*_LINES, ".parquet", ".tar"),
@@ -73,6 +77,8 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
     if is_object_url(source.path):
         return SourceFiles(*listed_objects(name, source, SUFFIXES.get(source.kind, ("",))), [])
     path = Path(source.path.removeprefix("file://")).expanduser()
+    if source.kind == "dolma" and (path / DOCUMENTS).is_dir():
+        path /= DOCUMENTS
     listing = _Listing(SUFFIXES.get(source.kind, ("",)))
     if path.is_dir():
         listing.add_folder(path)

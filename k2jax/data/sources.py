@@ -14,7 +14,10 @@ from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.data.source_files import source_files
 from k2jax.errors import UserError
 from k2jax.files import readers as records
-from k2jax.files.content import FilePart
+from k2jax.files.content import FileRange
+from k2jax.files.dolma_lines import attribute_file, dolma, exclusion
+from k2jax.files.text_tars import text_tar
+from k2jax.files.web_archives import warc
 
 Item = TypeVar("Item")
 LINES_SHOWN = 10
@@ -105,11 +108,11 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     if source.kind == "huggingface" and source.path:
         named_texts = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
-        named_texts = texts_of(source, map(FilePart, files(name, source)), report)
+        named_texts = texts_of(source, map(FileRange, files(name, source)), report)
     return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
 
 
-def texts_of(source: SourceConfig, parts: Iterable[FilePart], report: CorruptRecords) -> Iterator[tuple[str, str]]:
+def texts_of(source: SourceConfig, parts: Iterable[FileRange], report: CorruptRecords) -> Iterator[tuple[str, str]]:
     """Pairs ``(document name, text)`` of files of a source, or of parts of them, empty documents included.
 
     Args:
@@ -122,6 +125,12 @@ def texts_of(source: SourceConfig, parts: Iterable[FilePart], report: CorruptRec
             yield from records.jsonl(part.path, source.field, report, part.begin, part.end)
         elif source.kind == "parquet":
             yield from records.parquet(part.path, source.field, report, part.begin, part.end)
+        elif source.kind == "dolma":
+            yield from dolma(part.path, source.field, source.exclude, report)
+        elif source.kind == "warc":
+            yield from warc(part.path, report)
+        elif source.kind == "webdataset":
+            yield from text_tar(part.path, source.field, report)
         else:
             yield from records.whole_file(part.path, source.field, report)
 
@@ -158,14 +167,23 @@ def describe(name: str, source: SourceConfig) -> dict:
         settings["filters"] = list(source.filters)
     if source.media_from:
         settings["media_from"] = list(source.media_from)
+    if source.exclude:
+        settings["exclude"] = list(source.exclude)
     if source.kind == "huggingface":
         settings |= {"path": source.path, "subset": source.subset, "split": source.split}
         if not Path(source.path).exists():
             return settings
     found = source_files(name, source)
-    stats = [(str(path), path.stat()) for path in found.paths]
+    stats = [(str(path), path.stat()) for path in (*found.paths, *attributes_of(source, found.paths))]
     settings |= {"reading": READING, "unreadable": [list(line) for line in found.unreadable]}
     return settings | {"files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
+
+
+def attributes_of(source: SourceConfig, paths: Iterable[Path]) -> list[Path]:
+    """Files beside those of a source that decide which of its documents are read."""
+    taggers = sorted({exclusion(each).tagger for each in source.exclude})
+    found = (attribute_file(path, tagger) for path in paths for tagger in taggers)
+    return [path for path in found if path.is_file()]
 
 
 def files(name: str, source: SourceConfig) -> list[Path]:

@@ -16,7 +16,7 @@ from k2jax.data.chat_rendering import checked
 from k2jax.data.sources import CorruptRecords
 from k2jax.data.tokenised import Tokenised
 from k2jax.errors import UserError, abbreviate
-from k2jax.files.content import FilePart
+from k2jax.files.content import FileRange
 from k2jax.files.readers import json_lines
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ _OBSERVED = -1
 
 
 def tokenised_rows(
-    source: SourceConfig, parts: Iterable[FilePart], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+    source: SourceConfig, parts: Iterable[FileRange], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
 ) -> Iterator[Tokenised]:
     """The rows of a source; nothing is encoded again.
 

@@ -29,7 +29,7 @@ _AT_ONCE = 1 << 20
 _MARK = b"\xef\xbb\xbf"
 
 
-class FilePart(NamedTuple):
+class FileRange(NamedTuple):
     """A part of a file that is read by itself.
 
     Attributes:
@@ -82,7 +82,7 @@ def _next_line(file: IO[bytes], begin: int, end: int) -> int:
     return end
 
 
-def count_lines(part: FilePart) -> int:
+def count_lines(part: FileRange) -> int:
     """The number of lines that begin in a part of a file that is not compressed and ends with it or behind it."""
     first, last = max(part.begin - 1, 0), part.end - 1
     count = int(part.begin == 0 < part.end)

@@ -24,6 +24,9 @@ SourceKind = Literal[
     "text",
     "jsonl",
     "parquet",
+    "dolma",
+    "warc",
+    "webdataset",
     "huggingface",
     "chat",
     "trajectories",
@@ -75,12 +78,13 @@ class SourceConfig:
     path: str = ""  #: folder, file or glob, or their URL; for huggingface the data set's name
     licence: str = ""  #: of the texts, for the manifest and the page of corpora
     version: str = ""  #: of the texts, likewise
-    field: str = "text"  #: the text column of jsonl, parquet and huggingface records
+    field: str = "text"  #: of the text, in records of jsonl, parquet, dolma, webdataset and huggingface
     subset: str = ""  #: huggingface configuration name
     split: str = "train"  #: huggingface split
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
+    exclude: tuple[str, ...] = ()  #: of dolma: TAGGER/ATTRIBUTE or TAGGER/ATTRIBUTE>=SCORE that drop a document
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
     media_from: tuple[str, ...] = ()  #: of image_chat: another folder of its files, and how URLs begin that are opened
     pictures: tuple[str, ...] = ()  #: of synthetic_images: kinds of questions; empty is read, describe, count, locate
@@ -126,6 +130,8 @@ class StepsConfig:
     filters: tuple[QualityFilter, ...] = ()  #: rules that a document must pass, see docs/data.md
     languages: tuple[str, ...] = ()  #: codes such as en of the languages that are kept; empty is all, and no look
     exact_duplicates: bool = False  #: drops a text that a source before, in the order of their names, or this one had
+    near_duplicates: ShareBelowOne = 0.0  #: least Jaccard similarity at which one of two is dropped; 0 is no look
+    decontaminate: tuple[str, ...] = ()  #: evaluation sets, files or data sets, whose items no document may hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from k2jax.data.document_files import FilePart, StageLines, file_parts
+from k2jax.data.document_files import DocumentFile, StageLines, file_parts
 from k2jax.data.duplicates.removal import DuplicateReport, Run, examples, remove_duplicates
 from k2jax.data.duplicates.settings import DuplicateSettings
 from k2jax.data.duplicates.signed_parts import SignedParts
@@ -56,7 +56,7 @@ def find_duplicates(
     return report
 
 
-def _report_empty(parts: list[FilePart], signed: SignedParts, log: Callable[[str], None]) -> None:
+def _report_empty(parts: list[DocumentFile], signed: SignedParts, log: Callable[[str], None]) -> None:
     """Says which records have no text; files that have some are read again."""
     reasons: list[str] = []
     count = 0

@@ -12,8 +12,9 @@ import tempfile
 from typing import Any
 
 from k2jax.config.schema import CONVERSATIONS, IMAGE_SOURCES, DataConfig, SourceConfig, StepsConfig
-from k2jax.data.preparation.cutting import Task, cut, has_files
-from k2jax.data.preparation.deciding import COPY, EXAMPLES, Deciding
+from k2jax.data.preparation.comparing import ChosenDocuments, contaminated, describe_sets, near_duplicates
+from k2jax.data.preparation.cutting import ReadTask, cut, has_files
+from k2jax.data.preparation.deciding import COPY, EXAMPLE_CHARACTERS, EXAMPLES, Deciding
 from k2jax.data.preparation.exact_duplicates import copies_of, write_copies
 from k2jax.data.preparation.languages import check_languages
 from k2jax.data.preparation.pools import TaskPool
@@ -22,6 +23,7 @@ from k2jax.data.sources import describe
 from k2jax.errors import UserError
 
 Log = Callable[[str], None]
+NEAR, CONTAMINATED = "near_duplicate", "contaminated"
 
 
 def has_steps(config: DataConfig, name: str) -> bool:
@@ -56,16 +58,14 @@ def describe_steps(config: DataConfig, name: str) -> dict[str, Any]:
     Raises:
         UserError: a source is missing.
     """
-    steps = dataclasses.asdict(config.steps)
-    if config.steps.exact_duplicates:
-        before = [each for each in sorted(config.sources) if each < name and _has_texts(config.sources[each])]
-        steps["before"] = [describe(each, config.sources[each]) for each in before]
-    return steps
+    others = [each for each in _compared(config, name) if each != name]
+    described = dataclasses.asdict(config.steps) | {"others": [describe(each, config.sources[each]) for each in others]}
+    return described | {"decontaminate": describe_sets(config.steps.decontaminate)}
 
 
 def choose(
     name: str, config: DataConfig, folder: Path, pool: TaskPool, log: Log | None
-) -> tuple[list[Task], dict[str, Any]]:
+) -> tuple[list[ReadTask], dict[str, Any]]:
     """Chooses the documents of a source.
 
     Args:
@@ -79,24 +79,85 @@ def choose(
         Its tasks, with the documents that are dropped, and what a manifest says of the steps.
 
     Raises:
-        UserError: a source is missing.
+        UserError: a source is missing, or nothing of it is kept.
     """
-    tasks, decide = _decided(name, config, folder, pool, log)
-    read = [decide.read(task) for task in tasks]
-    dropped, examples = Counter(), {}
-    for each in read:
-        dropped.update(each.dropped)
-        for reason, found in each.examples.items():
-            examples[reason] = [*examples.get(reason, []), *found][:EXAMPLES]
-    documents = sum(len(each.codes) for each in read)
+    work = _Work(name, folder)
+    for each in _compared(config, name):
+        work.add(each, _decided(each, config, folder, pool, log))
     if config.steps.exact_duplicates:
-        sizes = [len(each.digests) for each in read]
-        tasks, dropped[COPY] = _without_copies(name, config, folder, pool, log, tasks, sizes)
-    if documents == sum(dropped.values()):
-        raise UserError(f"source {name!r}: config.data.steps keep none of {documents:,} documents: {dict(dropped)}")
-    counts = {reason: dropped[reason] for reason in (*decide.reasons, COPY) if dropped[reason]}
-    facts = {"read": documents, "kept": documents - sum(counts.values()), "dropped": counts, "examples": examples}
-    return tasks, {"steps": facts}
+        work.drop(COPY, work.copies(), work.parts)
+    if config.steps.near_duplicates:
+        places = folder / "near", folder / "attributes"
+        work.drop(NEAR, near_duplicates(work.parts, config.steps.near_duplicates, *places, pool), work.parts)
+    if config.steps.decontaminate:
+        places = folder / "contamination", folder / "attributes"
+        own = [part for part in work.parts if work.is_own(part)]
+        work.drop(CONTAMINATED, contaminated(own, config.steps.decontaminate, *places, pool), own)
+    return work.tasks(), {"steps": work.facts()}
+
+
+class _Work:
+    """The documents of sources that are compared, and what becomes of those of one source."""
+
+    def __init__(self, name: str, folder: Path):
+        self._name, self._folder = name, folder
+        self.parts: list[ChosenDocuments] = []
+        self._read, self._dropped, self._examples = 0, Counter(), {}
+
+    def is_own(self, part: ChosenDocuments) -> bool:
+        """Whether a part is of the source."""
+        return part.name.rpartition("-")[0] == self._name
+
+    def add(self, name: str, decided: tuple[list[ReadTask], Deciding]) -> None:
+        """Adds the tasks of a source."""
+        tasks, decide = decided
+        self.parts += [ChosenDocuments(f"{name}-{number:06}", task, decide) for number, task in enumerate(tasks)]
+        for decisions in map(decide.read, tasks) if name == self._name else ():
+            self._read += len(decisions.codes)
+            self._dropped.update(decisions.dropped)
+            for reason, found in decisions.examples.items():
+                self._examples[reason] = [*self._examples.get(reason, []), *found][:EXAMPLES]
+
+    def copies(self) -> list[list[int]]:
+        """Of each part the numbers of documents whose text came before."""
+        with _working_folder(self._folder) as work:
+            write_copies((part.decide.read(part.task).digests for part in self.parts), work)
+            sizes = [len(part.decide.read(part.task).digests) for part in self.parts]
+            return [each.tolist() for each in copies_of(work, sizes)]
+
+    def drop(self, reason: str, indices: list[list[int]], of: list[ChosenDocuments]) -> None:
+        """Drops documents of some of the parts."""
+        found = {part.name: each for part, each in zip(of, indices, strict=True)}
+        parts = []
+        for part in self.parts:
+            each = found.get(part.name, [])
+            if each and self.is_own(part):
+                self._dropped[reason] += len(each)
+                known = self._examples.get(reason, [])
+                known += part.examples(each, EXAMPLES - len(known), EXAMPLE_CHARACTERS)
+                self._examples[reason] = known
+            parts.append(dataclasses.replace(part, task=part.without(each)) if each else part)
+        self.parts = parts
+
+    def tasks(self) -> list[ReadTask]:
+        """The tasks of the source."""
+        return [part.task for part in self.parts if self.is_own(part)]
+
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says; UserError where no document is kept."""
+        counts = {reason: count for reason, count in self._dropped.items() if count}
+        kept = self._read - sum(counts.values())
+        if not kept:
+            raise UserError(f"source {self._name!r}: config.data.steps keep none of {self._read:,} documents: {counts}")
+        return {"read": self._read, "kept": kept, "dropped": counts, "examples": self._examples}
+
+
+def _compared(config: DataConfig, name: str) -> list[str]:
+    """The sources, in the order of their names, whose documents decide on those of a source."""
+    texts = [each for each in sorted(config.sources) if _has_texts(config.sources[each])]
+    if config.steps.near_duplicates:
+        return texts
+    return [each for each in texts if each == name or (config.steps.exact_duplicates and each < name)]
 
 
 def _has_texts(source: SourceConfig) -> bool:
@@ -105,7 +166,7 @@ def _has_texts(source: SourceConfig) -> bool:
 
 def _decided(
     name: str, config: DataConfig, folder: Path, pool: TaskPool, log: Log | None
-) -> tuple[list[Task], Deciding]:
+) -> tuple[list[ReadTask], Deciding]:
     """The tasks of a source up to as many kept documents as it may have, of which all are decided."""
     source = config.sources[name]
     decide, tasks = Deciding(source=source, steps=config.steps, folder=folder), list(cut(name, source))
@@ -123,27 +184,6 @@ def _decided(
     if hasattr(results, "close"):
         results.close()
     return tasks[:done], decide
-
-
-def _without_copies(
-    name: str, config: DataConfig, folder: Path, pool: TaskPool, log: Log | None, tasks: list[Task], sizes: list[int]
-) -> tuple[list[Task], int]:
-    """The tasks with their copies of texts that came before, in sources of names before this one or in it."""
-    before = [each for each in sorted(config.sources) if each < name and _has_texts(config.sources[each])]
-    others = [(decide, task) for each in before for task, decide in _pairs(each, config, folder, pool, log)]
-    with _working_folder(folder) as work:
-        decide = Deciding(source=config.sources[name], steps=config.steps, folder=folder)
-        everything = [*others, *((decide, task) for task in tasks)]
-        other_sizes = [len(decide.read(task).digests) for decide, task in others]
-        write_copies((decide.read(task).digests for decide, task in everything), work)
-        copies = list(copies_of(work, [sum(other_sizes), *sizes]))[1:]
-    tasks = [task._replace(dropped=each) for task, each in zip(tasks, copies, strict=True)]
-    return tasks, sum(len(each) for each in copies) // 4
-
-
-def _pairs(name: str, config: DataConfig, folder: Path, pool: TaskPool, log: Log | None) -> list[tuple[Task, Deciding]]:
-    tasks, decide = _decided(name, config, folder, pool, log)
-    return [(task, decide) for task in tasks]
 
 
 @contextlib.contextmanager

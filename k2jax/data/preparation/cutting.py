@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k2jax.config.schema import SourceConfig
-from k2jax.data.sources import files
-from k2jax.files.content import FilePart
+from k2jax.data.sources import attributes_of, files
+from k2jax.files.content import FileRange
 from k2jax.files.magic import kind_of
 from k2jax.files.readers import row_group_sizes
 
@@ -23,17 +23,17 @@ LINES = ("jsonl", "chat", "token_rows")
 _FIRST = 1 << 16  # bytes in which a line must end where a file is cut
 
 
-class Task(NamedTuple):
+class ReadTask(NamedTuple):
     """What one process does at a time.
 
     Attributes:
         parts: files, or parts of them, whose records are stored together.
-        stamps: size and time of change of each file [bytes, ns].
+        stamps: size and time of change of each file, and of attributes beside it [bytes, ns].
         bytes: what it has to read, about.
         dropped: uint32 numbers of documents that ``deciding`` keeps and another step does not, as bytes.
     """
 
-    parts: tuple[FilePart, ...]
+    parts: tuple[FileRange, ...]
     stamps: tuple[tuple[int, int], ...]
     bytes: int
     dropped: bytes = b""
@@ -44,7 +44,7 @@ def has_files(source: SourceConfig) -> bool:
     return not (source.kind == "huggingface" and source.path)
 
 
-def cut(name: str, source: SourceConfig) -> Iterator[Task]:
+def cut(name: str, source: SourceConfig) -> Iterator[ReadTask]:
     """The tasks of a source, whose parts are all its files in order.
 
     Args:
@@ -60,24 +60,26 @@ def cut(name: str, source: SourceConfig) -> Iterator[Task]:
         for part, size in _parts(path, status.st_size, source):
             parts.append(part)
             stamps.append((status.st_size, status.st_mtime_ns))
+            beside = [each.stat() for each in attributes_of(source, [path])]
+            stamps += [(each.st_size, each.st_mtime_ns) for each in beside]
             total += size
             if total >= TASK_BYTES:
-                yield Task(tuple(parts), tuple(stamps), total)
+                yield ReadTask(tuple(parts), tuple(stamps), total)
                 parts, stamps, total = [], [], 0
     if parts:
-        yield Task(tuple(parts), tuple(stamps), total)
+        yield ReadTask(tuple(parts), tuple(stamps), total)
 
 
-def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FilePart, int]]:
+def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FileRange, int]]:
     """Parts of a file, and about how large each is [bytes]."""
     if source.kind in LINES and size > TASK_BYTES and _has_lines(path):
         for begin in range(0, size, TASK_BYTES):
             end = begin + TASK_BYTES if begin + TASK_BYTES < size else None
-            yield FilePart(path, begin, end), min(TASK_BYTES, size - begin)
+            yield FileRange(path, begin, end), min(TASK_BYTES, size - begin)
     elif source.kind == "parquet" and size > TASK_BYTES:
         yield from _row_groups(path, size, source.field)
     else:
-        yield FilePart(path), size
+        yield FileRange(path), size
 
 
 def _has_lines(path: Path) -> bool:
@@ -92,16 +94,16 @@ def _has_lines(path: Path) -> bool:
     return bool(end) and not (kind and (kind.end or kind.encoding)) and first.strip() not in (b"[", b"{")
 
 
-def _row_groups(path: Path, size: int, field: str) -> Iterator[tuple[FilePart, int]]:
+def _row_groups(path: Path, size: int, field: str) -> Iterator[tuple[FileRange, int]]:
     """Row groups that make a task together; the whole file where its footer has something to report."""
     sizes = row_group_sizes(path, field)
     if len(sizes) < 2:
-        yield FilePart(path), size
+        yield FileRange(path), size
         return
     begin = total = 0
     for group, each in enumerate(sizes, start=1):
         total += each
         if total >= TASK_BYTES and group < len(sizes):
-            yield FilePart(path, begin, group), total
+            yield FileRange(path, begin, group), total
             begin, total = group, 0
-    yield FilePart(path, begin, None if begin else len(sizes)), total
+    yield FileRange(path, begin, None if begin else len(sizes)), total

@@ -21,7 +21,7 @@ import numpy as np
 
 from k2jax.config.schema import SourceConfig, StepsConfig
 from k2jax.data.cache import key_of
-from k2jax.data.preparation.cutting import Task
+from k2jax.data.preparation.cutting import ReadTask
 from k2jax.data.preparation.languages import language_of
 from k2jax.data.preparation.normalising import normalised
 from k2jax.data.preparation.part_files import RecordedReport, new_part
@@ -71,14 +71,14 @@ class Deciding:
         """Why a document may be dropped, in the order in which that is asked."""
         return (EMPTY, *((LANGUAGE,) if self.steps.languages else ()), *self.steps.filters)
 
-    def path(self, task: Task) -> Path:
+    def path(self, task: ReadTask) -> Path:
         """Where the decisions of a task are kept; the attributes have the same name and another end."""
-        settings = [getattr(self.source, name) for name in ("kind", "field", "max_documents")]
+        settings = [getattr(self.source, name) for name in ("kind", "field", "max_documents", "exclude")]
         settings += [self.steps.normalise, self.steps.filters, self.steps.languages, READING, VERSION]
         key = key_of([settings, [[str(path), *place] for path, *place in task.parts], task.stamps])
         return self.folder / key[:2] / f"{key}.decided.npz"
 
-    def __call__(self, task: Task) -> None:
+    def __call__(self, task: ReadTask) -> None:
         """Decides, where that was not done before.
 
         Raises:
@@ -106,17 +106,17 @@ class Deciding:
         with new_part(path) as file:
             file.write(content.getvalue())
 
-    def read(self, task: Task) -> Decisions:
+    def read(self, task: ReadTask) -> Decisions:
         """The decisions of a task, which were written."""
         with np.load(self.path(task)) as file:
             return Decisions(file["codes"], file["digests"], **json.loads(file["facts"].tobytes()))
 
-    def texts(self, task: Task, report: RecordedReport) -> Iterator[tuple[str, str]]:
+    def texts(self, task: ReadTask, report: RecordedReport) -> Iterator[tuple[str, str]]:
         """The documents of a task as they are decided on: without empty ones, and normalised."""
         texts = (pair for pair in texts_of(self.source, task.parts, report) if pair[1])
         return ((name, normalised(text, self.steps.normalise)) for name, text in texts)
 
-    def kept(self, task: Task, report: RecordedReport) -> Iterator[tuple[str, str]]:
+    def kept(self, task: ReadTask, report: RecordedReport) -> Iterator[tuple[str, str]]:
         """The documents of a task that are kept: of what was decided here those that ``task.dropped`` does not name."""
         codes = self.read(task).codes
         dropped = np.frombuffer(task.dropped, np.uint32)
@@ -124,7 +124,7 @@ class Deciding:
         keeps[np.flatnonzero(keeps)[dropped]] = False
         return itertools.compress(self.texts(task, report), keeps.tolist())
 
-    def _decided(self, task: Task) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+    def _decided(self, task: ReadTask) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
         """Name, text, code and attributes of each document, up to as many kept ones as the source may have."""
         place, kept = task.parts[0].begin, 0
         for name, text in self.texts(task, RecordedReport()):

@@ -38,11 +38,11 @@ def write_copies(digests: Iterable[np.ndarray], folder: Path) -> int:
     return count
 
 
-def copies_of(folder: Path, sizes: Iterable[int]) -> Iterator[bytes]:
-    """What ``write_copies`` found, for each array of digests: the numbers of the copies in it, as bytes of uint32."""
+def copies_of(folder: Path, sizes: Iterable[int]) -> Iterator[np.ndarray]:
+    """What ``write_copies`` found, for each array of digests: the numbers of the copies in it, in order."""
     flags, begin = np.memmap(folder / "copies.bin", np.uint8, "r"), 0
     for size in sizes:
-        yield np.flatnonzero(flags[begin : begin + size]).astype(np.uint32).tobytes()
+        yield np.flatnonzero(flags[begin : begin + size])
         begin += size
 
 

@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from k2jax.data.preparation.cutting import Task
+from k2jax.data.preparation.cutting import ReadTask
 from k2jax.data.preparation.part_files import PartBlock, read_part, remove_parts
 from k2jax.data.preparation.pools import TaskPool
 from k2jax.data.preparation.progress_lines import shown_progress
@@ -28,7 +28,7 @@ class JoinedParts:
         log: receives lines of progress.
     """
 
-    def __init__(self, tasks: Sequence[Task], make: Tokenising, pool: TaskPool, log: Callable[[str], None] | None):
+    def __init__(self, tasks: Sequence[ReadTask], make: Tokenising, pool: TaskPool, log: Callable[[str], None] | None):
         self._tasks, self._make, self._pool, self._log = tasks, make, pool, log
         self._paths = [make.path(task) for task in tasks]
 
@@ -48,13 +48,13 @@ class JoinedParts:
         """Removes the parts, and what processes that were killed have left of them."""
         remove_parts(self._paths)
 
-    def _made(self, missing: Sequence[Task]) -> Iterator[None]:
+    def _made(self, missing: Sequence[ReadTask]) -> Iterator[None]:
         """Makes parts; of a source of which little is wanted, the first one before any process starts."""
         here = 1 if self._make.source.max_documents else 0
         yield from map(self._make, missing[:here])
         yield from self._pool.run(self._make, missing[here:])
 
-    def _of_part(self, task: Task, path: Path, lines: int, report: CorruptRecords) -> Iterator[Tokenised]:
+    def _of_part(self, task: ReadTask, path: Path, lines: int, report: CorruptRecords) -> Iterator[Tokenised]:
         """The documents of a part; returns the lines of its last file up to the end of the part.
 
         ``lines`` are those of its first file before the part.
@@ -72,7 +72,7 @@ class JoinedParts:
             _tell(event, before, report)
         return facts["lines"][-1] + (before if len(task.parts) == 1 else 0)
 
-    def _blocks(self, task: Task, path: Path) -> Iterator[PartBlock]:
+    def _blocks(self, task: ReadTask, path: Path) -> Iterator[PartBlock]:
         try:
             return read_part(path)
         except FileNotFoundError:  # another build of this source was faster, and has removed it

@@ -52,7 +52,7 @@ class InProcess:
         """See ``TaskPool``."""
 
 
-class LocalPool:
+class ProcessPool:
     """Does tasks in processes of this machine, which start with the second task: one is done in this process.
 
     Args:
@@ -142,7 +142,7 @@ def open_pool(workers: int = 0, cluster: str = "") -> Iterator[TaskPool]:
 
         pool = RayPool(cluster)
     else:
-        pool = LocalPool(workers or cores()) if (workers or cores()) > 1 else InProcess()
+        pool = ProcessPool(workers or cores()) if (workers or cores()) > 1 else InProcess()
     try:
         yield pool
     finally:

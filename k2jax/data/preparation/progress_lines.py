@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from k2jax.data.preparation.cutting import Task
+from k2jax.data.preparation.cutting import ReadTask
 from k2jax.report.table import duration
 
 LOG_SECONDS = 5.0
@@ -25,14 +25,14 @@ class ReadingProgress:
         clock: returns seconds since any origin.
     """
 
-    def __init__(self, label: str, tasks: Sequence[Task], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, label: str, tasks: Sequence[ReadTask], clock: Callable[[], float] = time.monotonic):
         self._label, self._clock, self._begin = label, clock, clock()
         self._files = len({part.path for task in tasks for part in task.parts})
         self._last = None
         self.total = sum(task.bytes for task in tasks)
         self.bytes = self._kept = self._begun = 0
 
-    def add(self, task: Task, kept: bool) -> None:
+    def add(self, task: ReadTask, kept: bool) -> None:
         """Counts a task, which may be kept of an earlier build that was killed."""
         self.bytes += task.bytes
         self._kept += task.bytes * kept
@@ -52,8 +52,8 @@ class ReadingProgress:
 
 @contextlib.contextmanager
 def shown_progress(
-    label: str, tasks: Sequence[Task], log: Callable[[str], None] | None
-) -> Iterator[Callable[[Task, bool], None]]:
+    label: str, tasks: Sequence[ReadTask], log: Callable[[str], None] | None
+) -> Iterator[Callable[[ReadTask, bool], None]]:
     """Shows progress for the block, which calls the function that it receives after each task.
 
     Args:
@@ -68,7 +68,7 @@ def shown_progress(
         with Progress(TextColumn("{task.description}"), BarColumn(None), console=console, transient=True) as bar:
             number = bar.add_task(progress.line, total=progress.total)
 
-            def advance(task: Task, kept: bool) -> None:
+            def advance(task: ReadTask, kept: bool) -> None:
                 progress.add(task, kept)
                 bar.update(number, completed=progress.bytes, description=progress.line)
 
@@ -76,7 +76,7 @@ def shown_progress(
     else:
         printed = time.monotonic()
 
-        def advance(task: Task, kept: bool) -> None:
+        def advance(task: ReadTask, kept: bool) -> None:
             nonlocal printed
             progress.add(task, kept)
             if time.monotonic() > printed + LOG_SECONDS:

@@ -12,13 +12,13 @@ from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import key_of
 from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import FORMAT, shard_dtype
-from k2jax.data.preparation.cutting import Task
+from k2jax.data.preparation.cutting import ReadTask
 from k2jax.data.preparation.deciding import Deciding
 from k2jax.data.preparation.part_files import PART_FORMAT, PartWriter, RecordedReport, new_part
 from k2jax.data.sources import READING, texts_of
 from k2jax.data.token_rows import tokenised_rows
 from k2jax.data.tokenised import Tokenised, tokenised_texts
-from k2jax.files.content import FilePart, count_lines
+from k2jax.files.content import FileRange, count_lines
 from k2jax.text.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
@@ -55,7 +55,7 @@ class Tokenising:
         """Whether values are ids with a mark."""
         return self.source.kind in CONVERSATIONS
 
-    def path(self, task: Task) -> Path:
+    def path(self, task: ReadTask) -> Path:
         """Where the part of a task is kept: by all that decides what is in it."""
         places = [[str(path), *place] for path, *place in task.parts]
         key = key_of([self.settings(), places, task.stamps, task.dropped.hex()])
@@ -64,7 +64,7 @@ class Tokenising:
     def settings(self) -> dict[str, Any]:
         """What decides what is in a part, beside the task."""
         source, tokenizer = self.source, self.tokenizer
-        settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents", "filters")}
+        settings = {key: getattr(source, key) for key in ("kind", "field", "max_documents", "filters", "exclude")}
         settings |= {"formats": [PART_FORMAT, FORMAT, READING], "threshold": str(self.threshold)}
         settings["tokenizer"] = [tokenizer.encoding, tokenizer.bos, tokenizer.eos]
         if self.decide:
@@ -73,7 +73,7 @@ class Tokenising:
             settings["chat"] = [CHAT_FORMAT, self.config.chat_format, self.config.sequence_length]
         return settings
 
-    def __call__(self, task: Task) -> None:
+    def __call__(self, task: ReadTask) -> None:
         """Writes the part of a task.
 
         Raises:
@@ -88,10 +88,10 @@ class Tokenising:
                 writer.add(document)
             writer.finish({"lines": [self._lines(part) for part in task.parts]})
 
-    def _lines(self, part: FilePart) -> int:
+    def _lines(self, part: FileRange) -> int:
         return 0 if part.end is None or self.source.kind == "parquet" else count_lines(part)
 
-    def _documents(self, task: Task, report: RecordedReport) -> Iterator[Tokenised]:
+    def _documents(self, task: ReadTask, report: RecordedReport) -> Iterator[Tokenised]:
         """The documents of a task, no more than the source may have."""
         most = self.source.max_documents or None
         if not self.is_marked:

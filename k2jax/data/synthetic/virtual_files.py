@@ -55,6 +55,10 @@ class VirtualFile(NamedTuple):
         low = first * self.width + begin
         return self.header[start:stop] + content[max(start - low, 0) : max(stop - low, 0)]
 
+    def forget(self, start: int, stop: int) -> bool:
+        """See ``OpenedFile``."""
+        return False
+
 
 class VirtualSplit:
     """The files of a split.

@@ -13,7 +13,7 @@ import pytest
 
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.preparation import cutting
-from k2jax.data.preparation.pools import InProcess, LocalPool, open_pool
+from k2jax.data.preparation.pools import InProcess, ProcessPool, open_pool
 from k2jax.data.preparation.tokenising import Tokenising
 from k2jax.text import byte_tokenizer
 from tests.data.preparation import odd_corpus
@@ -55,7 +55,7 @@ def test_shards_and_manifest_are_those_of_one_pass_however_small_the_tasks(
 
 def test_processes_give_the_same_and_one_that_dies_is_replaced(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "TASK_BYTES", 700)
-    pool = LocalPool(2)
+    pool = ProcessPool(2)
     assert built(tmp_path, corpus, "jsonl", pool) == IN_ONE_PASS["jsonl"]
     for process in list(pool._processes):
         process.kill()

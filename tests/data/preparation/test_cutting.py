@@ -6,7 +6,7 @@ import json
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from k2jax.files.content import FilePart, count_lines
+from k2jax.files.content import FileRange, count_lines
 from k2jax.files.readers import lines_of_json, with_lines_before
 
 ENDS = st.sampled_from(["\n", "\r\n", "\n\n", "\r\r\n", ""])
@@ -24,7 +24,7 @@ def parts_of(path, cuts):
             name, where = (with_lines_before(text, before) for text in line[:2])
             lines.append(line._replace(name=name, where=where))
         if end is not None:
-            before += count_lines(FilePart(path, begin, end))
+            before += count_lines(FileRange(path, begin, end))
     return lines
 
 
@@ -65,4 +65,4 @@ def test_a_part_within_a_long_line_has_no_line_and_reads_no_further_than_its_own
         file.write(b'"x')
         file.truncate(1 << 40)  # a hole, which nobody could read to its end
     assert list(lines_of_json(path, 1000, 2000)) == []
-    assert count_lines(FilePart(path, 1000, 2000)) == 0
+    assert count_lines(FileRange(path, 1000, 2000)) == 0

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from k2jax.data.preparation.pools import LocalPool
+from k2jax.data.preparation.pools import ProcessPool
 from k2jax.errors import UserError
 from tests.refusal import refused
 
@@ -46,7 +46,7 @@ def imported(number):
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = LocalPool(2)
+    pool = ProcessPool(2)
     yield pool
     pool.close()
     assert not [process for process in pool._processes if process._process.poll() is None]
