@@ -8,6 +8,7 @@ that it takes. What a disk has altered is removed and fetched again. One process
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 import contextlib
 import errno
@@ -18,8 +19,10 @@ import os
 from pathlib import Path
 import secrets
 import struct
+import threading
 import time
 from typing import NamedTuple
+import weakref
 import zlib
 
 from k2jax.errors import UserError
@@ -31,6 +34,7 @@ _END = struct.Struct("<4s32sQI")  # mark, digest of the key, bytes of the conten
 _MARK = b"k2o1"
 _TOUCHED = 60.0  # a chunk that is read is marked as used at most so often [s]
 _ABANDONED = 600.0  # age of a temporary file that nobody finishes any more [s]
+_MOST_OPEN = 64  # chunks that a process has open
 _KEPT = 0.9  # of the limit, after chunks were removed
 
 
@@ -47,12 +51,61 @@ class ChunkKey(NamedTuple):
         return hashlib.sha256("\0".join((self.url, self.version, str(self.number))).encode()).digest()
 
 
+class _Altered(Exception):
+    """A chunk is not as it was written."""
+
+
+class _OpenChunk:
+    """A chunk's file, each block of which is compared with its checksum when it is first read."""
+
+    def __init__(self, path: Path, key: ChunkKey):
+        """Opens it; raises OSError, struct.error or _Altered."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False  # a thread may read until the very end
+        size = os.fstat(self._descriptor).st_size
+        end = os.pread(self._descriptor, _END.size, size - _END.size)
+        mark, digest, self._length, of_table = _END.unpack(end)
+        blocks = -(-self._length // BLOCK)
+        if mark != _MARK or digest != key.digest or size != self._length + 4 * blocks + _END.size:
+            raise _Altered
+        table = os.pread(self._descriptor, 4 * blocks, self._length)
+        if zlib.crc32(table) != of_table:
+            raise _Altered
+        self._sums, self._checked, self._touched = array("I", table), bytearray(blocks), 0.0
+
+    def is_linked(self) -> bool:
+        """Whether it is still in the folder, and was not removed to make room; it is marked as used now and then."""
+        if time.time() - self._touched > _TOUCHED:
+            os.utime(self._descriptor)
+            self._touched = time.time()
+        return os.fstat(self._descriptor).st_nlink > 0
+
+    def read(self, start: int, stop: int | None) -> bytes:
+        """Bytes of the content; raises OSError or _Altered."""
+        stop = self._length if stop is None else stop
+        if stop > self._length:
+            raise _Altered
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        if self._checked.find(0, first, last) < 0:
+            return os.pread(self._descriptor, stop - start, start)
+        begin = first * BLOCK
+        data = os.pread(self._descriptor, min(last * BLOCK, self._length) - begin, begin)
+        for block in range(first, last):
+            at = block * BLOCK - begin
+            if not self._checked[block] and zlib.crc32(data[at : at + BLOCK]) != self._sums[block]:
+                raise _Altered
+            self._checked[block] = True
+        return data[start - begin : stop - begin]
+
+
 class DiskTier:
     """A folder of chunks."""
 
     def __init__(self, folder: Path, limit: int):
         """A folder that takes at most ``limit`` bytes; it is made when it is first written."""
         self._folder, self._limit = folder, limit
+        self._opened: OrderedDict[ChunkKey, _OpenChunk] = OrderedDict()
+        self._lock_open = threading.Lock()
 
     def read(self, key: ChunkKey, start: int, stop: int | None, fetch: Callable[[], bytes]) -> bytes:
         """Bytes of a chunk, which is fetched where it is not there.
@@ -83,7 +136,9 @@ class DiskTier:
 
     def forget(self, key: ChunkKey) -> None:
         """Removes a chunk, if it is there: its content is not what it ought to be."""
-        with contextlib.suppress(FileNotFoundError):
+        with self._lock_open:
+            self._opened.pop(key, None)
+        with contextlib.suppress(OSError):  # who fills it again says what is wrong with the folder
             self._path(key).unlink()
 
     def _path(self, key: ChunkKey) -> Path:
@@ -92,22 +147,23 @@ class DiskTier:
 
     def _read(self, path: Path, key: ChunkKey, start: int, stop: int | None) -> bytes | None:
         """The bytes, if the chunk is there and they are as they were written."""
+        chunk = self._opened.get(key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+            if chunk is None or not chunk.is_linked():
+                chunk = _OpenChunk(path, key)
+                self._keep_open(key, chunk)
+            return chunk.read(start, stop)
+        except FileNotFoundError:
             return None
-        try:
-            status = os.fstat(descriptor)
-            found = _checked(descriptor, status.st_size, key, start, stop)
-            if found is not None and time.time() - status.st_mtime > _TOUCHED:
-                os.utime(descriptor)
-        except (OSError, struct.error):  # a disk that fails, or a file that is cut
-            found = None
-        finally:
-            os.close(descriptor)
-        if found is None:
+        except (OSError, struct.error, _Altered):  # a disk that fails, or has altered or cut the file
             self.forget(key)
-        return found
+            return None
+
+    def _keep_open(self, key: ChunkKey, chunk: _OpenChunk) -> None:
+        with self._lock_open:
+            self._opened[key] = chunk
+            while len(self._opened) > _MOST_OPEN:
+                self._opened.popitem(last=False)
 
     @contextlib.contextmanager
     def _held(self, key: ChunkKey) -> Iterator[None]:
@@ -187,25 +243,6 @@ class DiskTier:
                 os.unlink(path)
             used -= size
         return used
-
-
-def _checked(descriptor: int, size: int, key: ChunkKey, start: int, stop: int | None) -> bytes | None:
-    """Bytes of a chunk's file whose blocks have their checksums; None where something is wrong."""
-    mark, digest, length, of_table = _END.unpack(os.pread(descriptor, _END.size, size - _END.size))
-    blocks = -(-length // BLOCK)
-    if mark != _MARK or digest != key.digest or size != length + 4 * blocks + _END.size:
-        return None
-    table = os.pread(descriptor, 4 * blocks, length)
-    stop = length if stop is None else stop
-    if zlib.crc32(table) != of_table or stop > length:
-        return None
-    sums, first = array("I", table), start // BLOCK
-    begin, end = first * BLOCK, min(-(-stop // BLOCK) * BLOCK, length)
-    data = os.pread(descriptor, end - begin, begin)
-    for at in range(0, end - begin, BLOCK):
-        if zlib.crc32(data[at : at + BLOCK]) != sums[first + at // BLOCK]:
-            return None
-    return data[start - begin : stop - begin]
 
 
 def disk_tier() -> DiskTier:
