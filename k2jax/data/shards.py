@@ -12,9 +12,11 @@ are at opening.
 
 from __future__ import annotations
 
+from array import array
 import bisect
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +74,8 @@ class TokenStream:
             raise self._index.contradiction("tokens-*.bin")
         if self.offsets[0] or self.offsets[-1] != self.tokens:
             raise self._index.contradiction("offsets.npy")
-        self._starts = (np.cumsum([0, *self._sizes]) // self._dtype.itemsize).tolist()
-        self._first_blocks = np.cumsum([0, *blocks]).tolist()
+        self._starts = array("q", itertools.accumulate((n // self._dtype.itemsize for n in self._sizes), initial=0))
+        self._first_blocks = array("q", itertools.accumulate(blocks, initial=0))
         self._look(folder / split)
         self._key = OPEN.register(self)
 

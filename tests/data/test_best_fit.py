@@ -28,6 +28,7 @@ def one_by_one(lengths, capacity):
     return sorted(sorted(row) for row in rows)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 20), max_size=50), st.integers(20, 40))
 def test_whole_lengths_are_placed_as_one_item_after_the_other(lengths, capacity):
     assert best_fit(lengths, capacity) == one_by_one(lengths, capacity)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pickle
 import shutil
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -46,6 +46,7 @@ def stream(folder):
     return TokenStream(folder, "train", read_manifest(folder))
 
 
+@settings(max_examples=30)
 @given(st.integers(0, int(OFFSETS[-1]) - 1), st.integers(1, 40_000))
 def test_documents_are_found_by_their_place(stream, start, length):
     stop = min(start + length, stream.tokens)

@@ -3,7 +3,7 @@
 import dataclasses
 import pickle
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ PINNED = [1247366895, 1353141791, 1407847956, 1311247094, 1803982546]
 SIZES = [LARGEST_OF_GRAIN + 1, 10**6, ROWS, 2**32, 2**32 + 3, 2**40 - 1]
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_every_index_goes_to_one_place_and_back(size, seed, epoch):
     order = Permutation(size, seed, epoch)
@@ -29,6 +30,7 @@ def test_every_index_goes_to_one_place_and_back(size, seed, epoch):
             order[outside]
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(SIZES), st.data(), st.integers(0, 2**32 - 1))
 def test_places_of_very_many_lead_back(size, data, seed):
     order, index = Permutation(size, seed, 0), data.draw(st.integers(0, size - 1))

@@ -5,7 +5,7 @@ import itertools
 import time
 import zlib
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from tests.refusal import refused
 ROWS = 3_800_000_000
 
 
+@settings(max_examples=30)
 @given(st.binary(min_size=8, max_size=40), st.integers(0, 2**8 - 1), st.data())
 def test_sums_of_pages_are_those_of_their_bytes(base, number, data):
     masks = [data.draw(st.binary(min_size=len(base), max_size=len(base))) for _ in range(8)]

@@ -79,22 +79,22 @@ class VirtualSplit:
         self.bytes = groups * int(self._lengths.sum())
         self._tokens = rng.integers(0, 2**16, _IN_BLOCK).astype(np.uint32)
 
-    @functools.cached_property
+    @property
     def sizes(self) -> dict[str, int]:
         """Length of every file of tokens, and of every index, by name [bytes]."""
-        names = range(-(-self.tokens // PER_SHARD))
-        sizes = {f"tokens-{n:05d}.bin": 4 * min(PER_SHARD, self.tokens - n * PER_SHARD) for n in names}
+        numbers = range(-(-self.tokens // PER_SHARD))
+        sizes = {f"tokens-{number:05d}.bin": self._shard_size(number) for number in numbers}
         return sizes | {name: file.size for name, file in self._indices().items()}
 
     def open(self, name: str) -> VirtualFile:
-        """A file; raises FileNotFoundError."""
-        if name not in self.sizes:
-            raise FileNotFoundError(name)
+        """A file of ``sizes``."""
         if not name.startswith("tokens-"):
             return self._indices()[name]
         number = int(name.removeprefix("tokens-").removesuffix(".bin"))
-        size = 4 * min(PER_SHARD, self.tokens - number * PER_SHARD)
-        return VirtualFile(size, b"", lambda places: self.values(number * PER_SHARD + places), 4)
+        return VirtualFile(self._shard_size(number), b"", lambda places: self.values(number * PER_SHARD + places), 4)
+
+    def _shard_size(self, number: int) -> int:
+        return 4 * min(PER_SHARD, self.tokens - number * PER_SHARD)
 
     def values(self, places: np.ndarray) -> np.ndarray:
         """The tokens at places of the stream, uint32 ``[n]``."""
