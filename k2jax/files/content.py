@@ -102,6 +102,11 @@ def _skipped(file: IO[bytes], line: bytes) -> int:
     return skipped
 
 
+def stream_of_file(path: Path | ObjectPath) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """The content of a file for a block, as a stream; while it is read, OSErrors as of ``lines_of_file``."""
+    return _content(path)
+
+
 def text_of_file(path: Path | ObjectPath) -> bytes:
     """All bytes of a file, without a mark of UTF-8.
 

