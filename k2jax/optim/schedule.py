@@ -92,13 +92,17 @@ def build_phase_schedule(
         )
     rate = peak
     for phase, (begin, end) in zip(phases, itertools.pairwise((warmup, *ends)), strict=True):
-        before, rate = rate, rate if phase.rate_to is None else phase.rate_to
-        if phase.rate == "cosine":
-            segment = optax.cosine_decay_schedule(before, max(end - begin, 1), alpha=rate / before if before else 0.0)
-        else:
-            segment = optax.linear_schedule(before, rate, end - begin)
+        segment, rate = _segment(phase, rate, end - begin)
         segments.append((segment, end - begin))
     return _join(segments, rate)
+
+
+def _segment(phase: PhaseConfig, before: float, steps: int) -> tuple[optax.Schedule, float]:
+    """The rate of a phase, from that before it, and the rate at its end."""
+    rate = before if phase.rate_to is None else phase.rate_to
+    if phase.rate == "cosine":
+        return optax.cosine_decay_schedule(before, max(steps, 1), alpha=rate / before if before else 0.0), rate
+    return optax.linear_schedule(before, rate, steps), rate
 
 
 def _warmup_steps(config: ScheduleConfig, steps: int) -> int:

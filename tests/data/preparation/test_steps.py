@@ -157,7 +157,7 @@ def test_filters_and_languages_drop_with_counts_examples_and_attributes(tmp_path
     lines = [json.loads(line) for line in gzip.decompress(attributes.read_bytes()).splitlines()]
     assert len(lines) == 17 and lines[2]["attributes"]["quality__gopher_words"] == [[0, 60, 14.0]]
     assert lines[1]["attributes"]["language__de"] == [[0, len(german), 1.0]]
-    [corpus] = kept_corpora(tmp_path / "cache")[0]
+    [corpus] = kept_corpora(str(tmp_path / "cache"))[0]
     facts = dict(corpus.facts())
     assert facts["dropped: language"] == "1 (5.9%)" and "Der Fluss" in facts["dropped: language, 1"]
 
