@@ -17,7 +17,7 @@ import numpy as np
 from k2jax.data.contamination.evaluation_items import EvaluationItem
 from k2jax.data.duplicates.part_files import key_of
 from k2jax.data.duplicates.shingles import distinct, mixed
-from k2jax.data.duplicates.words import WINDOW, HashedTexts, hash_words
+from k2jax.data.duplicates.words import WINDOW, hash_words
 from k2jax.errors import UserError
 from k2jax.files.atomic import replacing
 
@@ -31,20 +31,10 @@ VERSION = 1
 """Of the index; raised when the same items give another one."""
 
 
-def bags(texts: HashedTexts) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of words of texts, one beginning at every word.
-
-    Returns:
-        uint64 ``[W - GRAM + 1]`` hashes, and which of them lie within one text.
-    """
-    count = len(texts.words) - GRAM + 1
-    if count <= 0:
-        return np.empty(0, np.uint64), np.empty(0, bool)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(texts.words, dtype=np.uint64)])
-    within = np.ones(count, bool)
-    for end in texts.ends[:-1].tolist():
-        within[max(0, end - GRAM + 1) : end] = False
-    return mixed([sums[GRAM:] - sums[:-GRAM]]), within
+def bags(words: np.ndarray) -> np.ndarray:
+    """Hashes of runs of words, one beginning at every word, uint64 ``[W - GRAM + 1]``."""
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)])
+    return mixed([sums[GRAM:] - sums[:-GRAM]])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +96,7 @@ def make_index(items: Sequence[EvaluationItem]) -> GramIndex:
     if not usable:
         raise UserError(f"no question has {FEWEST_WORDS} words, which it takes to find one in a document")
     items, words = [items[number] for number in usable], [hashed[number][:MOST_WORDS] for number in usable]
-    grams = [distinct(bags(_one(each))[0]) for each in words]
+    grams = [distinct(bags(each)) for each in words]
     every, counts = np.unique(np.concatenate(grams), return_counts=True)
     weights = [np.log((len(items) + 1) / counts[np.searchsorted(every, each)]) for each in grams]
     rarest = [of[np.argsort(-weight, kind="stable")[:SAMPLED]] for of, weight in zip(grams, weights, strict=True)]
@@ -151,7 +141,3 @@ def read_index(path: Path) -> GramIndex:
 
 def _words(text: str) -> np.ndarray:
     return hash_words([text[: 4 * WINDOW]]).words
-
-
-def _one(words: np.ndarray) -> HashedTexts:
-    return HashedTexts(words, np.array([len(words)]), np.zeros(len(words), bool))

@@ -73,11 +73,9 @@ def matches(texts: HashedTexts, index: GramIndex, settings: ContaminationSetting
         index: of the items.
         settings: what counts.
     """
-    grams, within = bags(texts)
-    if not len(grams):
-        return
+    grams = bags(texts.words)
     maybe = index.maybe[(grams & np.uint64(len(index.maybe) - 1)).astype(np.int64)]
-    places = np.flatnonzero(maybe & within)
+    places = np.flatnonzero(maybe)
     first, last = (np.searchsorted(index.sampled, grams[places], side) for side in ("left", "right"))
     hits: dict[tuple[int, int], list[int]] = {}
     documents = np.searchsorted(texts.ends, places, "right")

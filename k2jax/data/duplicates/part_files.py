@@ -18,8 +18,11 @@ import numpy as np
 
 from k2jax.files.atomic import replacing
 
-DOCUMENT = np.dtype([("words", "<u8"), ("characters", "<u8"), ("digest", "<u8", 2), ("id_end", "<u8")])
-"""What is kept of a document: numbers of its words and characters, the hash of its words, where its name ends."""
+DOCUMENT = np.dtype(
+    [("words", "<u8"), ("characters", "<u8"), ("digest", "<u8", 2), ("numbers", "<u8"), ("id_end", "<u8")]
+)
+"""What is kept of a document: how many words and characters it has, hashes of its words and of those with digits, and
+where its name ends."""
 PAIR = np.dtype([("late", "<i8"), ("early", "<i8")])
 """Positions of two documents; ``late`` comes later in the order in which documents are kept."""
 EDGE = np.dtype([*PAIR.descr, ("words", "<u8"), ("score", "<f8"), ("kind", "u1")])

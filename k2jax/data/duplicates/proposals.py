@@ -2,9 +2,10 @@
 
 Buckets, the documents with one key in a band, may have very many members: templated text has clusters of a million. In
 a bucket of at most ``SMALL`` members all pairs are proposed. In a larger one, a document is proposed with the bucket's
-first ``FIRST`` in keep order, and with the ``NEIGHBOURS`` before it among the members sorted by the rest of their
-signatures, where those that are more like each other than the bucket's others lie together; each band sorts by other
-values. That is linear in the members, whatever their number.
+first ``FIRST`` in keep order, and with the ``NEIGHBOURS`` before it in two orders of the members. By the rest of their
+signatures, those that are more like each other than the bucket's others lie together; each band sorts by other values.
+By their words with digits, those of one template lie together that have the same; long ones may differ in nothing else
+that a signature shows. That is linear in the members, whatever their number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from k2jax.data.duplicates.settings import PERMUTATIONS, DuplicateSettings
 from k2jax.data.duplicates.shingles import SHINGLE
 from k2jax.data.duplicates.signed_parts import DIGESTS, SignedParts
 
-SMALL, FIRST, NEIGHBOURS = 8, 2, 3
+SMALL, FIRST, NEIGHBOURS = 8, 2, 2
 RANGE = 1 << 18
 """Documents of a range of keys, on average: those of a range are in memory together."""
 _SORTED_BY = 8  # values of a signature behind a band, by which a large bucket is sorted
@@ -104,9 +105,11 @@ class _Members:
         self, signed: SignedParts, band: int, settings: DuplicateSettings, keys: np.ndarray, positions: np.ndarray
     ):
         self._signed, self._band, self._settings = signed, band, settings
-        words = signed.documents(positions)["words"].astype(np.int64)
+        documents = signed.documents(positions)
+        words = documents["words"].astype(np.int64)
         order = np.lexsort((positions, -words, keys))
         self._positions, self._words, keys = positions[order], words[order], keys[order]
+        self._numbers = documents["numbers"][order]
         self._starts = np.flatnonzero(np.concatenate([keys[:1] == keys[:1], keys[1:] != keys[:-1]]))
         sizes = np.diff(np.append(self._starts, len(keys)))
         self._bucket = np.repeat(np.arange(len(sizes)), sizes)
@@ -128,17 +131,17 @@ class _Members:
         yield from self._neighbours(large)
 
     def _neighbours(self, large: np.ndarray) -> Iterator[np.ndarray]:
-        """Pairs of members of large buckets that lie together by the values behind their band."""
+        """Pairs of members of large buckets that lie together by the values behind their band, or by their numbers."""
         columns = (np.arange(_SORTED_BY) + (self._band + 1) * self._settings.rows) % PERMUTATIONS
         parts = [large[at : at + _TOGETHER] for at in range(0, len(large), _TOGETHER)]
         values = [self._signed.signatures(self._positions[part])[:, columns] for part in parts]
-        if values:
-            beside = np.concatenate(values)
-            large = large[np.lexsort((large, *beside.T[::-1], self._bucket[large]))]
-        for shift in range(1, 1 + NEIGHBOURS):
-            one, other = large[shift:], large[:-shift]
-            together = self._bucket[one] == self._bucket[other]
-            yield self._likely(np.maximum(one, other)[together], np.minimum(one, other)[together])
+        beside = np.concatenate([np.empty((0, _SORTED_BY), np.uint32), *values])
+        for keys in (beside.T[::-1], [self._numbers[large]]):
+            ordered = large[np.lexsort((large, *keys, self._bucket[large]))]
+            for shift in range(1, 1 + NEIGHBOURS):
+                one, other = ordered[shift:], ordered[:-shift]
+                together = self._bucket[one] == self._bucket[other]
+                yield self._likely(np.maximum(one, other)[together], np.minimum(one, other)[together])
 
     def _likely(self, late: np.ndarray, early: np.ndarray) -> np.ndarray:
         """Pairs of positions of members, less those whose signatures agree too little to be duplicates."""

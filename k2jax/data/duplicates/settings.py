@@ -22,7 +22,7 @@ class DuplicateSettings:
     Attributes:
         threshold: least Jaccard similarity of the sets of 5-word shingles.
         contained: least share of the smaller document's 3-word runs that the larger one holds; 0 does without.
-        numbers: least Jaccard similarity of the sets of words with digits, for a contained document the least share of
+        numbers: least Jaccard similarity n of the sets of words with digits, for a contained document 2 n / (1 + n) of
             the smaller set: documents of one template differ in them. 0 does without.
     """
 

@@ -125,11 +125,13 @@ class _PartWriter(contextlib.ExitStack):
     def add(self, batch: list[tuple[str, str]]) -> None:
         """Adds documents in their order."""
         texts = [text for _, text in batch]
-        hashed = hash_words(texts)
+        hashed = hash_words(texts, digits=True)
         counts = np.diff(hashed.ends, prepend=0)
         documents = np.zeros(len(batch), DOCUMENT)
         documents["words"], documents["characters"] = counts, [len(text) for text in texts]
         documents["digest"] = digests(hashed, texts)
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashed.words * hashed.digits, dtype=np.uint64)])
+        documents["numbers"] = np.diff(sums[np.concatenate([[0], hashed.ends])])
         names = [name.encode("utf-8", "replace") for name, _ in batch]
         documents["id_end"] = self._id_end + np.cumsum([len(name) for name in names])
         self._id_end = int(documents["id_end"][-1])

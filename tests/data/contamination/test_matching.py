@@ -115,9 +115,15 @@ def test_what_all_items_share_says_little():
 def test_runs_that_are_spread_over_a_document_are_no_item():
     item = items(1, 60)[0]
     pieces = [item.question.split()[at : at + 8] for at in range(0, 60, 4)]
-    filler = [random.Random(1000 + n).choices(WORDS, k=60) for n in range(len(pieces))]
+    filler = [random.Random(1000 + n).choices(WORDS, k=12) for n in range(len(pieces))]
     spread = " ".join(" ".join([*piece, *fill]) for piece, fill in zip(pieces, filler, strict=True))
     assert not found([spread], [item])
+
+
+def test_a_question_in_two_documents_is_in_neither():
+    item = items(1, 60)[0]
+    words = item.question.split()
+    assert not found([" ".join(words[:40]), " ".join(words[40:]), "x"], [item])
 
 
 def test_a_long_question_is_found_by_a_sample_of_its_runs():

@@ -81,4 +81,4 @@ def is_duplicate(one: str, other: str, threshold=0.8, contained=0.95, numbers=0.
     grams = [runs(text, 3) for text in (one, other)]
     smaller, fewest = min(map(len, grams)), min(map(len, digits))
     share = len(grams[0] & grams[1]) / smaller
-    return bool(contained) and share >= contained and (not fewest or common / fewest >= numbers)
+    return bool(contained) and share >= contained and (not fewest or common / fewest >= 2 * numbers / (1 + numbers))

@@ -67,6 +67,7 @@ def test_files_become_attributes_beside_them(folder, tmp_path, capsys):
 def test_a_pattern_names_files_from_its_folder(folder, tmp_path):
     names = [part.name for part in file_parts(f"{folder}/**/*.jsonl*", "text")]
     assert names == ["a.jsonl.gz", "more/b.jsonl"]
+    assert [part.name for part in file_parts(f"{folder.parent}/*/mo*/*.jsonl", "text")] == ["documents/more/b.jsonl"]
     assert [part.name for part in file_parts(str(folder / "z.parquet"), "text")] == ["z.parquet"]
     keys = {part.key for part in file_parts(str(folder), "text")} | {part.key for part in file_parts(str(folder), "x")}
     assert len(keys) == 6
@@ -96,13 +97,14 @@ def test_a_missing_package_is_named(folder, tmp_path, capsys, monkeypatch):
 def test_a_stage_says_its_rate_and_the_time_left():
     now, lines = [0.0], []
     stages = StageLines(lines.append, lambda: now[0])
-    for done in range(1, 5):
+    for done in range(1, 6):
         now[0] += 4
-        stages("sign", done, 4, 1000 * done)
+        stages("sign", done, 5, 1000 * done)
     now[0] += 2
     stages("copies", 1, 1, 4000)
     assert lines == [
-        "sign: 2 of 4, 250 documents/s, 8.0 s left",
-        "sign: 4 of 4, 250 documents/s in 16.0 s",
+        "sign: 2 of 5, 250 documents/s, 12.0 s left",
+        "sign: 4 of 5, 250 documents/s, 4.0 s left",
+        "sign: 5 of 5, 250 documents/s in 20.0 s",
         "copies: 1 of 1, 2,000 documents/s in 2.0 s",
     ]
