@@ -195,7 +195,7 @@ def test_steps_without_anything_to_work_on_are_refused(tmp_path):
     with refused("config.data.steps.languages has 'xx'"):
         build_sources(config, tokenizer=byte_tokenizer())
     config = data_config(tmp_path, texts, steps=StepsConfig(filters=("gopher_word",)))
-    with refused("config.data.steps.filters is 'gopher_word'; did you mean 'gopher_words'"):
+    with refused("config.data.steps.filters has 'gopher_word'; did you mean 'gopher_words'"):
         build_sources(config, tokenizer=byte_tokenizer())
     with refused("source 's': config.data.steps keep none of 2 documents: {'gopher_words': 2}"):
         built(tmp_path, texts, "s", filters=("gopher_words",))
