@@ -122,6 +122,9 @@ def test_copies_are_dropped_over_all_sources_in_the_order_of_their_names(task_by
     sources["b"] = jsonl_file(tmp_path / "b.jsonl", [text.strip() for text in b])
     [second] = built(tmp_path, sources, "b", **steps)
     assert texts_of(second) == sorted(f"text {i}" for i in range(9, 25))
+    sources["a"] = jsonl_file(tmp_path / "a.jsonl", a[:8])
+    [second] = built(tmp_path, sources, "b", **steps)
+    assert texts_of(second) == sorted(f"text {i}" for i in range(8, 25)), "what came before has changed"
 
 
 @settings(max_examples=20, deadline=None)
