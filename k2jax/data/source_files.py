@@ -26,9 +26,7 @@ _LINES = (*(name + end for name in (".jsonl", ".ndjson") for end in ("", *COMPRE
 SUFFIXES = {
     "jsonl": _LINES,
     "parquet": (".parquet",),
-    "dolma": _LINES,
-    "warc": tuple(name + end for name in (".warc", ".wet") for end in ("", *COMPRESSED)),
-    "webdataset": (*(".tar" + end for end in ("", *COMPRESSED)), ".tgz"),
+    "archive": (*(name + end for name in (".warc", ".wet", ".tar") for end in ("", *COMPRESSED)), ".tgz"),
     "chat": _LINES,
     "token_rows": _LINES,
     "image_chat": (*_LINES, ".parquet", ".tar"),
@@ -77,7 +75,7 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
     if is_object_url(source.path):
         return SourceFiles(*listed_objects(name, source, SUFFIXES.get(source.kind, ("",))), [])
     path = Path(source.path.removeprefix("file://")).expanduser()
-    if source.kind == "dolma" and (path / DOCUMENTS).is_dir():
+    if source.exclude and (path / DOCUMENTS).is_dir():
         path /= DOCUMENTS
     listing = _Listing(SUFFIXES.get(source.kind, ("",)))
     if path.is_dir():

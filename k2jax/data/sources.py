@@ -17,7 +17,7 @@ from k2jax.files import readers as records
 from k2jax.files.content import FileRange
 from k2jax.files.dolma_lines import attribute_file, dolma, exclusion
 from k2jax.files.text_tars import text_tar
-from k2jax.files.web_archives import warc
+from k2jax.files.web_archives import WEB_ARCHIVE, warc
 
 Item = TypeVar("Item")
 LINES_SHOWN = 10
@@ -121,15 +121,15 @@ def texts_of(source: SourceConfig, parts: Iterable[FileRange], report: CorruptRe
         report: receives every unusable record.
     """
     for part in parts:
-        if source.kind == "jsonl":
+        if source.kind == "jsonl" and source.exclude:
+            yield from dolma(part.path, source.field, source.exclude, report)
+        elif source.kind == "jsonl":
             yield from records.jsonl(part.path, source.field, report, part.begin, part.end)
         elif source.kind == "parquet":
             yield from records.parquet(part.path, source.field, report, part.begin, part.end)
-        elif source.kind == "dolma":
-            yield from dolma(part.path, source.field, source.exclude, report)
-        elif source.kind == "warc":
+        elif source.kind == "archive" and WEB_ARCHIVE.search(part.path.name):
             yield from warc(part.path, report)
-        elif source.kind == "webdataset":
+        elif source.kind == "archive":
             yield from text_tar(part.path, source.field, report)
         else:
             yield from records.whole_file(part.path, source.field, report)

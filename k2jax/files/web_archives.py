@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import importlib
 from pathlib import Path
+import re
 from typing import Any
 
 from k2jax.errors import UserError
 from k2jax.files.content import stream_of_file
 from k2jax.files.readers import LARGEST_RECORD, first_line
 
+WEB_ARCHIVE = re.compile(r"\.(warc|wet)(\.|$)", re.IGNORECASE)
+"""In the names of archives."""
 _HTML = ("text/html", "application/xhtml+xml")
 _PLAIN = "text/plain"
 _FOUND = 200  # status of an answer that has what was asked for

@@ -147,7 +147,7 @@ def test_dolmas_documents_without_those_that_attributes_exclude(tmp_path):
         texts, reported, found = read(dolma, path, "text", exclude)
         assert texts == [f"text {number}" for number in kept] and not reported
         assert [name for name, _ in found] == [f"d{number}" for number in kept]
-    source = SourceConfig(kind="dolma", path=str(tmp_path), exclude=("dups/near",))
+    source = SourceConfig(kind="jsonl", path=str(tmp_path), exclude=("dups/near",))
     assert [name for name, _ in documents("s", source, CorruptRecords())] == ["d0", "d4", "d0", "d4"]
     before = describe("s", source)
     write_lines(tmp_path / "attributes/dups/x.jsonl.gz", [{"id": "d0", "attributes": {}}, {"id": "d7"}, 3])
@@ -161,6 +161,14 @@ def test_dolmas_documents_without_those_that_attributes_exclude(tmp_path):
     for wrong in ("near", "/near", "dups/", "dups/near>=x", "../near"):
         with refused("write TAGGER/ATTRIBUTE or TAGGER/ATTRIBUTE>=0.5"):
             exclusion(wrong)
+
+
+def test_kinds_of_archives_are_known_by_their_names(tmp_path):
+    (tmp_path / "b.WARC.gz").write_bytes(b"".join(map(gzip.compress, RECORDS)))
+    (tmp_path / "a.tgz").write_bytes(tar(MEMBERS, "w:gz"))
+    (tmp_path / "c.txt").write_bytes(b"left out")
+    source = SourceConfig(kind="archive", path=str(tmp_path))
+    assert [text for _, text in documents("s", source, CorruptRecords())] == ["öne", "two", "six", *TEXTS]
 
 
 def test_datatroves_lines_are_read_as_any(tmp_path):

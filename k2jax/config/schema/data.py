@@ -24,9 +24,7 @@ SourceKind = Literal[
     "text",
     "jsonl",
     "parquet",
-    "dolma",
-    "warc",
-    "webdataset",
+    "archive",
     "huggingface",
     "chat",
     "trajectories",
@@ -48,26 +46,6 @@ TRAJECTORIES = ("trajectories", "image_trajectories")
 
 
 Normalisation = Literal["nfc", "nfkc", "line_ends", "control"]
-QualityFilter = Literal[
-    "gopher_words",
-    "gopher_mean_word_length",
-    "gopher_symbols",
-    "gopher_bullets",
-    "gopher_ellipsis",
-    "gopher_alphabetic",
-    "gopher_stop_words",
-    "gopher_repeated_lines",
-    "gopher_repeated_paragraphs",
-    "gopher_common_ngrams",
-    "gopher_repeated_ngrams",
-    "c4_sentences",
-    "c4_curly_brackets",
-    "c4_lorem_ipsum",
-    "fineweb_line_ends",
-    "fineweb_short_lines",
-    "fineweb_repeated_lines",
-    "fineweb_new_lines",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,13 +56,13 @@ class SourceConfig:
     path: str = ""  #: folder, file or glob, or their URL; for huggingface the data set's name
     licence: str = ""  #: of the texts, for the manifest and the page of corpora
     version: str = ""  #: of the texts, likewise
-    field: str = "text"  #: of the text, in records of jsonl, parquet, dolma, webdataset and huggingface
+    field: str = "text"  #: the text column of jsonl, parquet, archive and huggingface records
     subset: str = ""  #: huggingface configuration name
     split: str = "train"  #: huggingface split
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
-    exclude: tuple[str, ...] = ()  #: of dolma: TAGGER/ATTRIBUTE or TAGGER/ATTRIBUTE>=SCORE that drop a document
+    exclude: tuple[str, ...] = ()  #: of jsonl: dolma's TAGGER/ATTRIBUTE, or with >=SCORE, that drop a document
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
     media_from: tuple[str, ...] = ()  #: of image_chat: another folder of its files, and how URLs begin that are opened
     pictures: tuple[str, ...] = ()  #: of synthetic_images: kinds of questions; empty is read, describe, count, locate
@@ -127,7 +105,7 @@ class StepsConfig:
     """What is done to documents of text before they are tokenised, in this order; conversations stay as they are."""
 
     normalise: tuple[Normalisation, ...] = ()  #: of characters: a Unicode form, line feeds, no control
-    filters: tuple[QualityFilter, ...] = ()  #: rules that a document must pass, see docs/data.md
+    filters: tuple[str, ...] = ()  #: rules that a document must pass, see docs/data.md
     languages: tuple[str, ...] = ()  #: codes such as en of the languages that are kept; empty is all, and no look
     exact_duplicates: bool = False  #: drops a text that a source before, in the order of their names, or this one had
     near_duplicates: ShareBelowOne = 0.0  #: least Jaccard similarity at which one of two is dropped; 0 is no look

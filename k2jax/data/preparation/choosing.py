@@ -19,8 +19,9 @@ from k2jax.data.preparation.exact_duplicates import copies_of, write_copies
 from k2jax.data.preparation.languages import check_languages
 from k2jax.data.preparation.pools import TaskPool
 from k2jax.data.preparation.progress_lines import shown_progress
+from k2jax.data.preparation.quality_filters import FILTERS
 from k2jax.data.sources import describe
-from k2jax.errors import UserError
+from k2jax.errors import UserError, nearest
 
 Log = Callable[[str], None]
 NEAR, CONTAMINATED = "near_duplicate", "contaminated"
@@ -48,6 +49,9 @@ def check_steps(config: DataConfig) -> None:
                 f"config.data.sources.{name} is streamed, and config.data.steps read files: save it as Parquet, and "
                 "name that with kind parquet"
             )
+    for rule in config.steps.filters:
+        if rule not in FILTERS:
+            raise UserError(f"config.data.steps.filters has {rule!r}{nearest(rule, list(FILTERS))}")
     if config.steps.languages:
         check_languages(config.steps.languages, "config.data.steps.languages")
 

@@ -72,7 +72,7 @@ def cut(name: str, source: SourceConfig) -> Iterator[ReadTask]:
 
 def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FileRange, int]]:
     """Parts of a file, and about how large each is [bytes]."""
-    if source.kind in LINES and size > TASK_BYTES and _has_lines(path):
+    if source.kind in LINES and not source.exclude and size > TASK_BYTES and _has_lines(path):
         for begin in range(0, size, TASK_BYTES):
             end = begin + TASK_BYTES if begin + TASK_BYTES < size else None
             yield FileRange(path, begin, end), min(TASK_BYTES, size - begin)

@@ -11,11 +11,13 @@ import time
 
 import pytest
 
+from k2jax.config.schema import StepsConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.preparation import cutting
 from k2jax.data.preparation.pools import InProcess, ProcessPool, open_pool
 from k2jax.data.preparation.tokenising import Tokenising
 from k2jax.text import byte_tokenizer
+from tests.checkpoint.test_full_disk import files_end_at
 from tests.data.preparation import odd_corpus
 from tests.refusal import refused
 
@@ -151,10 +153,12 @@ def test_other_content_tokens_or_settings_have_other_parts(corpus, tmp_path):
 BUILD = """
 import sys
 from pathlib import Path
+from k2jax.config.schema import StepsConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.preparation import cutting
 from k2jax.data.preparation.pools import open_pool
 from k2jax.text import byte_tokenizer
+from tests.checkpoint.test_full_disk import files_end_at
 from tests.data.preparation import odd_corpus
 cutting.TASK_BYTES = 60_000
 folder, cache, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -206,3 +210,15 @@ def test_one_worker_is_this_process_and_more_are_not():
 
 def process_of(number):
     return os.getpid()
+
+
+def test_a_full_disk_is_one_line_wherever_it_is_met(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(cutting, "TASK_BYTES", 700)
+    steps = StepsConfig(exact_duplicates=True)
+    for limit in (60, 700):  # the attributes of the first task; its part
+        with files_end_at(limit), refused("no room in .*set data.cache_dir to a larger disk"):
+            built(tmp_path, corpus, "jsonl", InProcess(), steps=steps)
+    with files_end_at(700), refused("no room in .*set data.cache_dir to a larger disk"):
+        built(tmp_path, corpus, "jsonl", InProcess())
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.name.endswith(".tmp")]
+    assert built(tmp_path, corpus, "jsonl", InProcess()) == IN_ONE_PASS["jsonl"]

@@ -122,6 +122,9 @@ def test_copies_are_dropped_over_all_sources_in_the_order_of_their_names(task_by
     sources["b"] = jsonl_file(tmp_path / "b.jsonl", [text.strip() for text in b])
     [second] = built(tmp_path, sources, "b", **steps)
     assert texts_of(second) == sorted(f"text {i}" for i in range(9, 25))
+    sources["a"] = jsonl_file(tmp_path / "a.jsonl", a[:8])
+    [second] = built(tmp_path, sources, "b", **steps)
+    assert texts_of(second) == sorted(f"text {i}" for i in range(8, 25)), "what came before has changed"
 
 
 @settings(max_examples=20, deadline=None)
@@ -195,7 +198,7 @@ def test_steps_without_anything_to_work_on_are_refused(tmp_path):
     with refused("config.data.steps.languages has 'xx'"):
         build_sources(config, tokenizer=byte_tokenizer())
     config = data_config(tmp_path, texts, steps=StepsConfig(filters=("gopher_word",)))
-    with refused("config.data.steps.filters is 'gopher_word'; did you mean 'gopher_words'"):
+    with refused("config.data.steps.filters has 'gopher_word'; did you mean 'gopher_words'"):
         build_sources(config, tokenizer=byte_tokenizer())
     with refused("source 's': config.data.steps keep none of 2 documents: {'gopher_words': 2}"):
         built(tmp_path, texts, "s", filters=("gopher_words",))
