@@ -4,8 +4,8 @@ The blocks of a source have a seeded order in every pass over it. A phase begins
 order, so that nothing is seen again while there is something of the source that was not seen as often, and a limit of
 passes is one of the whole run. How many blocks a phase needs follows from the mixture and its steps alone.
 
-Rows are shuffled within windows of blocks, which lie at the same places of a pass whatever the phases: a phase that is
-made longer or shorter while it is under way changes the order of rows in one window alone.
+Rows are shuffled within windows of blocks, which follow each other from where the phase begins: one that is made longer
+or shorter while it is under way has another order of rows in one window alone.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class SourceOrder:
         size = max(1, len(self._sizes) // WINDOWS)
         while begin < end:
             number, first = divmod(begin, len(self._sizes))
-            last = min(first - first % size + size, first + end - begin)
-            windows.append(self._pass(number)[first:last])
+            windows.append(self._pass(number)[first : first + min(size, end - begin)])
             begin += len(windows[-1])
         return PhaseRows(self._stream, length, windows)
 
