@@ -132,8 +132,11 @@ def _phase_end(phase: MixturePhase, limits: Sequence[int | None]) -> int | None:
     ends = []
     for source, (share, limit) in enumerate(zip(phase.shares, limits, strict=True)):
         if share and limit is not None:
-            # Counts grow with the row. At this bound the limit is reached even if every earlier source rounds down.
-            bound = phase.start + (limit - phase.drawn[source] + len(limits)) * sum(phase.shares) // share + 1
+            # Counts grow with the row, and differ from its share by less than the number of sources: the limit is
+            # reached between these two rows, however the earlier sources round.
+            left, total = limit - phase.drawn[source], sum(phase.shares)
+            first = phase.start + max(0, left - len(limits)) * total // share
+            bound = phase.start + (left + len(limits)) * total // share + 1
             reached = lambda row, source=source: _drawn(phase, row)[source]  # noqa: E731
-            ends.append(bisect.bisect_left(range(bound), limit, lo=phase.start, key=reached))
+            ends.append(bisect.bisect_left(range(bound), limit, lo=first, key=reached))
     return min(ends, default=None)
