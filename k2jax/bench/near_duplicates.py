@@ -14,14 +14,14 @@ import multiprocessing
 from pathlib import Path
 import random
 import re
+import shutil
 import tempfile
-import time
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from k2jax.bench.timing import Row, cost_row, rate_row
+from k2jax.bench.timing import Row, cost_row, interleaved_spent, rate_row
 from k2jax.data.duplicates.removal import remove_duplicates
 from k2jax.data.duplicates.settings import DuplicateSettings
 from k2jax.data.duplicates.shingles import shingles
@@ -79,22 +79,24 @@ class _ReadPart:
         return iter(self.documents)
 
 
-def measure(rounds: int = 1) -> list[Row]:
-    """Rows of documents a processor second and of memory; everything runs once, ``rounds`` is not used.
+def measure(rounds: int = 10) -> list[Row]:
+    """Rows of documents a processor second, and of memory.
+
+    Args:
+        rounds: of the rows of signatures; all else runs once.
 
     Raises:
         UserError: datatrove is not installed.
     """
-    del rounds
-    rows = _rates(
-        [_ReadPart(part.key, part.name, list(part.read())) for part in map(MadePart, range(COUNT // OF_A_PART))]
-    )
+    parts = [_ReadPart(part.key, part.name, list(part.read())) for part in map(MadePart, range(COUNT // OF_A_PART))]
+    rows = _rates(parts, rounds)
+    del parts
     few, many = peak_megabytes(COUNT), peak_megabytes(MANY)
     name = f"peak memory, {MANY:,} documents"
     return [*rows, cost_row(name, many, few, "MB", f"{COUNT:,} documents", device=_DEVICE)]
 
 
-def _rates(parts: list[_ReadPart]) -> list[Row]:
+def _rates(parts: list[_ReadPart], rounds: int) -> list[Row]:
     """Rates of stages and of all of them, of documents that are in memory."""
     baseline = _Datatrove(DuplicateSettings())
     first = [document for part in parts[: _SIGNED // OF_A_PART] for document in part.documents]
@@ -102,12 +104,16 @@ def _rates(parts: list[_ReadPart]) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
 
         def remove() -> None:
+            shutil.rmtree(folder)
             remove_duplicates(parts, Path(folder), DuplicateSettings(), attributes=Path(folder))
 
+        counts = len(first), len(few)
+        texts = {"ours": lambda: _hash_and_sign(first), "theirs": baseline.first_stage(few)}
+        whole = {"ours": remove, "theirs": baseline.all_stages(few)}
         return [
-            _rate("signatures of shingles", _signing(first), len(first), baseline.sign(few)),
-            _rate("signatures of texts", lambda: _hash_and_sign(first), len(first), baseline.first_stage(few)),
-            _rate(f"near duplicates of {COUNT:,} documents", remove, COUNT, baseline.all_stages(few)),
+            _rate("signatures of shingles", {"ours": _signing(first), "theirs": baseline.sign(few)}, counts, rounds),
+            _rate("signatures of texts", texts, counts, rounds),
+            _rate(f"near duplicates of {COUNT:,} documents", whole, (COUNT, len(few)), 1),
         ]
 
 
@@ -153,14 +159,10 @@ def _hash_and_sign(documents: list[tuple[str, str]]) -> None:
         signatures(*shingles(hash_words([text for _, text in batch])))
 
 
-def _spent(run: Callable[[], Any]) -> float:
-    begin = time.process_time()
-    run()
-    return time.process_time() - begin
-
-
-def _rate(name: str, run: Callable[[], Any], count: int, baseline: Callable[[], Any]) -> Row:
-    ours, theirs = count / _spent(run), OF_THE_BASELINE / _spent(baseline)
+def _rate(name: str, candidates: dict[str, Callable[[], Any]], counts: tuple[int, int], rounds: int) -> Row:
+    """Documents a processor second of ours and of the baseline, which have so many."""
+    spent = [processor for _, processor in interleaved_spent(candidates, rounds, warmup=0).values()]
+    ours, theirs = (count / seconds for count, seconds in zip(counts, spent, strict=True))
     return rate_row(name, ours, theirs, "documents/s", "datatrove", device=_DEVICE)
 
 

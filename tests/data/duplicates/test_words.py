@@ -15,6 +15,8 @@ from k2jax.data.duplicates.words import batches, hash_words
 
 KNOWN: dict[int, str] = {}
 """Words by their numbers, of all texts of these tests: one number has one word."""
+NUMBERS: dict[str, int] = {}
+"""Numbers of the same words: one word has one number."""
 TEXTS = strategies.lists(
     strategies.text(strategies.sampled_from("aZ9_ ,.-\n\0\u00e9\u00df\u0130\u4f60\u3042"), max_size=40), min_size=1
 )
@@ -39,6 +41,7 @@ def check(texts: list[str]) -> None:
         assert len(numbers) == len(words)
         for number, word in zip(numbers, words, strict=True):
             assert KNOWN.setdefault(number, word) == word
+            assert NUMBERS.setdefault(word, number) == number
         assert len(set(numbers)) == len(set(words))
 
 
