@@ -29,6 +29,8 @@ VISION = ["pillow>=11", "fsspec>=2024.6", "av>=14"]  # images of messages, and f
 # Corpora in object stores. Neither is in "test": botocore needs an older python-dateutil than kubernetes does.
 S3 = ["s3fs>=2026.1", "fsspec>=2026.1"]
 GCS = ["gcsfs>=2026.1", "fsspec>=2026.1"]
+WARC = ["fastwarc>=2", "resiliparse>=2"]  # web archives, and the main content of their pages
+LANG = ["py3langid>=0.3"]  # the language of documents; its model is in the wheel
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
 NOTEBOOK = ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6"]
@@ -88,6 +90,8 @@ setup(
         "rollout": ROLLOUT,
         "ray": RAY,
         "verifiers": VERIFIERS,
+        "lang": LANG,
+        "warc": WARC,
         "synthesize": SYNTHESIZE,
         "s3": S3,
         "gcs": GCS,
@@ -110,6 +114,8 @@ setup(
             *KUBERNETES,
             *REMOTE,
             *CONSTRAINED,
+            *LANG,
+            *WARC,
             *ROLLOUT,
             *VISION,
             *WANDB,

@@ -62,4 +62,4 @@ def nearest(word: str, names: Sequence[str], ending: str = "") -> str:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5) if len(word) <= _LONGEST_WORD else []
     if close:
         return f"; did you mean {close[0] + ending!r}?"
-    return f"; there are {', '.join(each + ending for each in sorted(names))}" if len(names) <= 12 else ""
+    return f"; there are {', '.join(each + ending for each in sorted(names))}" if len(names) <= 16 else ""

@@ -33,6 +33,7 @@ Example:
     python -m k2jax.bench dep           # the decoupled encoder against the tower in stage 0, and a step with images
     python -m k2jax.bench vision        # the tower, forward and backward, against transformers (extra [parity])
     python -m k2jax.bench tools         # a stored repository of 20,000 tools: opened, searched, and a domain's drawn
+    python -m k2jax.bench data          # a corpus tokenised by two processes, one, datasets.map and Ray
     python -m k2jax.bench muon --json   # a list of objects: name, ours, baseline, ratio, unit, device, baseline_name
 """
 
@@ -79,6 +80,7 @@ NAMES = (
     "dep",
     "vision",
     "tools",
+    "data",
 )
 
 

@@ -106,6 +106,8 @@ def _check_sources(config: Config) -> None:
     if config.data.images.patches % 4:
         raise UserError(f"config.data.images.patches {config.data.images.patches} is no multiple of 4")
     for name, source in config.data.sources.items():
+        if source.exclude and source.kind != "jsonl":
+            raise UserError(f"config.data.sources.{name}.exclude is for the kind jsonl, not {source.kind}")
         if source.filters and source.kind not in TRAJECTORIES:
             raise UserError(
                 f"config.data.sources.{name}.filters are for the kinds {' and '.join(TRAJECTORIES)}, not {source.kind}"

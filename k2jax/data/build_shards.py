@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
-import functools
 from pathlib import Path
 import shutil
-import time
 
 from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import cache_root, get_or_build, key_of
-from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype, write_manifest
 from k2jax.data.measure import TextMeasure
+from k2jax.data.preparation.choosing import choose, describe_steps, has_steps
+from k2jax.data.preparation.cutting import cut, has_files
+from k2jax.data.preparation.deciding import Deciding
+from k2jax.data.preparation.joining import JoinedParts
+from k2jax.data.preparation.pools import TaskPool, open_pool
+from k2jax.data.preparation.tokenising import CHAT_FORMAT, Tokenising
 from k2jax.data.shards import Shards, open_shards
 from k2jax.data.sources import (
     CorruptRecords,
@@ -26,14 +30,11 @@ from k2jax.data.sources import (
 )
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.data.split_writer import SplitWriter
-from k2jax.data.token_rows import tokenised_rows
 from k2jax.data.tokenised import Reader, Tokenised, tokenised_texts
 from k2jax.errors import UserError
 from k2jax.text.tokenizer import Tokenizer
 
 TOKENS_PER_SHARD = 64 * 2**20
-LOG_SECONDS = 5.0
-CHAT_FORMAT = 3  # number of the encoding of conversations, raised when tokens or split of the same record change
 Log = Callable[[str], None]
 
 
@@ -45,6 +46,7 @@ def prepare_shards(
     builder: bool = True,
     wait_seconds: float = 3600.0,
     log: Log | None = None,
+    pool: TaskPool | None = None,
 ) -> Shards:
     """Returns the tokenised shards of a source, from the cache or built now.
 
@@ -55,14 +57,13 @@ def prepare_shards(
         builder: whether this process may build; the others wait.
         wait_seconds: how long they wait [s].
         log: receives lines of progress.
+        pool: does the work; None is processes on all cores.
 
     Raises:
         UserError: if the source or a record is unusable, the cache cannot be written, or shards are damaged.
     """
     source = config.sources[name]
     marked = source.kind in CONVERSATIONS
-    job = _Job(name, source, tokenizer, _reader(name, config, tokenizer), marked, log or (lambda line: None))
-    threshold = threshold_for(config.held_out)
     described = {
         "format": FORMAT,
         "source": describe(name, source),
@@ -71,36 +72,58 @@ def prepare_shards(
     }
     if marked:
         described["chat"] = [CHAT_FORMAT, config.chat_format, config.sequence_length]
+    if has_steps(config, name):
+        described["steps"] = describe_steps(config, name)
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
-    report = CorruptRecords(config.on_corrupt, job.log)
     log_left_out(name, source, log)
 
     def build(folder: Path) -> None:
-        _build_folder(folder, job, report, threshold)
+        with contextlib.nullcontext(pool) if pool else open_pool() as workers:
+            _build(folder, name, config, tokenizer, workers, log)
 
     shards = open_shards(get_or_build(folder, build, builder=builder, wait_seconds=wait_seconds))
     refuse_skipped(name, shards.manifest["skipped"], config.on_corrupt)
     return shards
 
 
-def _reader(name: str, config: DataConfig, tokenizer: Tokenizer) -> Reader:
-    """What reads the source, by its kind."""
-    source = config.sources[name]
-    kinds = {"chat": tokenised_chats, "token_rows": tokenised_rows}
-    chats = functools.partial(kinds.get(source.kind, tokenised_trajectories), name, config)
+def _build(folder: Path, name: str, config: DataConfig, tokenizer: Tokenizer, pool: TaskPool, log: Log | None) -> None:
+    """Fills a folder: by parts, of the documents that the steps keep."""
+    source, root, say = config.sources[name], folder.parent.parent, log or (lambda line: None)
+    threshold = threshold_for(config.held_out)
+    make = Tokenising(name=name, config=config, tokenizer=tokenizer, threshold=threshold, folder=root / "parts")
+    parts, facts = None, {}
+    if has_steps(config, name):
+        decide = Deciding(source=source, steps=config.steps, folder=root / "decisions")
+        tasks, facts = choose(name, config, decide.folder, pool, log)
+        parts = JoinedParts(tasks, dataclasses.replace(make, decide=decide), pool, log)
+    elif has_files(source):
+        parts = JoinedParts(list(cut(name, source)), make, pool, log)
+    job = _Job(
+        name=name, source=source, tokenizer=tokenizer, read=_reader(make, parts), marked=make.is_marked, log=say,
+        facts=facts,
+    )  # fmt: skip
+    _build_folder(folder, job, CorruptRecords(config.on_corrupt, say), threshold)
+    if parts:
+        parts.remove()
+
+
+def _reader(make: Tokenising, parts: JoinedParts | None) -> Reader:
+    """What reads a source, by parts where it has them: a data set that is streamed cannot be cut."""
+    name, source, tokenizer = make.name, make.source, make.tokenizer
 
     def read(report: CorruptRecords) -> Iterator[Tokenised]:
         report_unread(name, source, report)
-        if source.kind in CONVERSATIONS:
-            return at_least_one(name, source, chats(tokenizer, report), report, "conversations")
-        return tokenised_texts(name, documents(name, source, report), tokenizer)
+        if parts is None:
+            return tokenised_texts(name, documents(name, source, report), tokenizer)
+        what = "conversations" if make.is_marked else "documents"
+        return at_least_one(name, source, parts.read(report), report, what)
 
     return read
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A source to tokenise, whether its values are marked ids, and where to log progress."""
+    """A source to tokenise, whether its values are marked ids, where to log progress, and what a manifest adds."""
 
     name: str
     source: SourceConfig
@@ -108,6 +131,7 @@ class _Job:
     read: Reader
     marked: bool
     log: Log
+    facts: dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +180,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
     dtype = shard_dtype(tokenizer.vocab_size, job.marked)
     writers = {split: SplitWriter(folder, split, dtype, TOKENS_PER_SHARD) for split in (TRAIN, HELD_OUT)}
     trained = dict.fromkeys(writers, 0)
-    measure, lowest, highest, last_log = TextMeasure(), 2**64, -1, time.monotonic()
+    measure, lowest, highest = TextMeasure(), 2**64, -1
     for record in job.read(report):
         lowest, highest = min(lowest, record.digest), max(highest, record.digest)
         split = HELD_OUT if record.digest < threshold else TRAIN
@@ -165,9 +189,6 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         writers[split].add(record.values, record.size)
         if job.marked:
             trained[split] += int((record.values[1:] & 1).sum())
-        if time.monotonic() > last_log + LOG_SECONDS:
-            last_log = time.monotonic()
-            job.log(f"tokenising {job.name}: {sum(w.bytes for w in writers.values()) / 1e6:.0f} MB")
     files = {}
     for writer in writers.values():
         files |= writer.finish()
@@ -185,6 +206,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
         "dtype": dtype,
         "splits": splits,
         **report.manifest,
+        **job.facts,
         "files": files,
     }
     if job.marked:

@@ -6,19 +6,19 @@ is decided by the tokens that precede the assistant's first one: all answers to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import itertools
 from typing import Any
 
 import numpy as np
 
-from k2jax.config.schema import DataConfig
+from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.chat_records import check_answers, messages_and_tools, unread_fields
-from k2jax.data.conversation_rows import marked
-from k2jax.data.sources import CorruptRecords, files
+from k2jax.data.sources import CorruptRecords
 from k2jax.data.split import document_hash
-from k2jax.data.tokenised import Tokenised, outside_vocabulary
+from k2jax.data.tokenised import Tokenised, marked, outside_vocabulary
 from k2jax.errors import UserError
+from k2jax.files.content import FileRange
 from k2jax.files.readers import json_lines
 from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat, render_history
 from k2jax.text.media import MEDIA_PAD
@@ -28,23 +28,26 @@ from k2jax.trajectory.filters import demonstrated_paths
 from k2jax.trajectory.store import read_trajectories
 
 
-def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords) -> Iterator[Tokenised]:
+def tokenised_chats(
+    source: SourceConfig, parts: Iterable[FileRange], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+) -> Iterator[Tokenised]:
     """Encodes the conversations of JSON lines ``{"messages": [...], "tools": [...]}``.
 
     A line may also be ``{"prompt": "...", "completion": "..."}``: one message of the user, one of the assistant.
 
     Args:
-        name: name of the source.
+        source: is not used.
+        parts: its files, or parts of them.
         config: the ``data`` group of a configuration.
         tokenizer: the vocabulary.
         report: receives conversations that are malformed, too long for a row, or without a word of the assistant.
 
     Raises:
-        UserError: the source is missing, or the vocabulary has no chat format.
+        UserError: the vocabulary has no chat format.
     """
     chat = configured_chat(tokenizer, config.chat_format)
-    for file in files(name, config.sources[name]):
-        for _, where, record, size in json_lines(file, report):
+    for path, begin, end in parts:
+        for _, where, record, size in json_lines(path, report, begin, end):
             try:
                 parts = branches(*messages_and_tools(record), chat)
                 yield from checked_branches(parts, chat, size, config.sequence_length, tokenizer)
@@ -54,7 +57,7 @@ def tokenised_chats(name: str, config: DataConfig, tokenizer: Tokenizer, report:
 
 
 def tokenised_trajectories(
-    name: str, config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+    source: SourceConfig, parts: Iterable[FileRange], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
 ) -> Iterator[Tokenised]:
     """The sampled conversations of a trajectory store that pass the source's filters: rejection sampling.
 
@@ -62,18 +65,18 @@ def tokenised_trajectories(
     conversation; a token that two paths share is trained on in the first of them.
 
     Args:
-        name: name of the source; without ``filters`` a trajectory must pass all filters that there are.
+        source: without ``filters`` a trajectory must pass all filters that there are.
+        parts: its files.
         config: the ``data`` group of a configuration.
         tokenizer: the vocabulary that the ids are of.
         report: receives conversations that are too long for a row or show images, and an incomplete last record.
 
     Raises:
-        UserError: the source is missing, there is no such filter, or a file is damaged.
+        UserError: there is no such filter, or a file is damaged.
     """
-    source = config.sources[name]
     chosen = {"filters": source.filters} if source.filters else {}
     pad = tokenizer.special_id(MEDIA_PAD) if tokenizer.has_special(MEDIA_PAD) else None
-    for file in files(name, source):
+    for file, *_ in parts:
         trajectories = read_trajectories(file, lambda line, file=file: report(str(file), line))
         for demonstrated in demonstrated_paths(trajectories, **chosen):
             (trajectory, row), written = demonstrated, demonstrated.written

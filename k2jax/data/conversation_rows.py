@@ -13,11 +13,6 @@ from k2jax.data.best_fit import best_fit
 from k2jax.data.shards import TokenStream
 
 
-def marked(ids: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """The values that are stored, int64 ``[tokens]``, of token ids and of whether each is trained on."""
-    return 2 * np.asarray(ids, np.int64) + np.asarray(trained, np.bool_)
-
-
 def unmarked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Token ids int32 ``[tokens]`` and whether each is trained on, bool ``[tokens]``, of stored values."""
     return values >> 1, (values & 1).astype(np.bool_)

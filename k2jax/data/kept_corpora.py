@@ -120,6 +120,13 @@ class KeptCorpus(NamedTuple):
         yield "skipped records", self.manifest["skipped"]["count"]
         for number, line in enumerate(self.manifest["skipped"]["first"][:5]):
             yield f"skipped, {number + 1}", line
+        if steps := self.manifest.get("steps"):
+            yield from {"documents read": steps["read"], "documents kept by steps": steps["kept"]}.items()
+            for reason, count in steps["dropped"].items():
+                yield f"dropped: {reason}", f"{count} ({count / steps['read']:.1%})"
+            for reason, found in steps["examples"].items():
+                for number, (where, text) in enumerate(found):
+                    yield f"dropped: {reason}, {number + 1}", f"{where}: {text!r}"
         for name, count in {**self.manifest.get("unread_fields", {}), **self.manifest.get("left_out", {})}.items():
             yield f"not read: {name}", count
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from k2jax.config.schema import SourceConfig
 from k2jax.data.source_objects import listed_objects
 from k2jax.errors import UserError
+from k2jax.files.dolma_lines import DOCUMENTS
 from k2jax.files.magic import COMPRESSED
 from k2jax.files.objects.object_address import is_object_url
 from k2jax.files.objects.object_path import ObjectPath
@@ -25,6 +26,7 @@ _LINES = (*(name + end for name in (".jsonl", ".ndjson") for end in ("", *COMPRE
 SUFFIXES = {
     "jsonl": _LINES,
     "parquet": (".parquet",),
+    "archive": (*(name + end for name in (".warc", ".wet", ".tar") for end in ("", *COMPRESSED)), ".tgz"),
     "chat": _LINES,
     "token_rows": _LINES,
     "image_chat": (*_LINES, ".parquet", ".tar"),
@@ -71,8 +73,12 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
     if is_object_url(source.path):
+        if source.exclude:
+            raise UserError(f"source {name!r}: exclude reads attributes beside local files, not in {source.path}")
         return SourceFiles(*listed_objects(name, source, SUFFIXES.get(source.kind, ("",))), [])
     path = Path(source.path.removeprefix("file://")).expanduser()
+    if source.exclude and (path / DOCUMENTS).is_dir():
+        path /= DOCUMENTS
     listing = _Listing(SUFFIXES.get(source.kind, ("",)))
     if path.is_dir():
         listing.add_folder(path)

@@ -14,9 +14,14 @@ from k2jax.config.schema import OnCorrupt, SourceConfig
 from k2jax.data.source_files import source_files
 from k2jax.errors import UserError
 from k2jax.files import readers as records
+from k2jax.files.content import FileRange
+from k2jax.files.dolma_lines import attribute_file, dolma, exclusion
+from k2jax.files.text_tars import text_tar
+from k2jax.files.web_archives import WEB_ARCHIVE, warc
 
 Item = TypeVar("Item")
 LINES_SHOWN = 10
+MOST_SHOWN = 100  # records that a manifest shows
 FIELD_NAME = 80  # characters of a field's name that a report repeats
 _NO_FILES = ("synthetic_images", "huggingface")
 READING = 2
@@ -53,6 +58,10 @@ class CorruptRecords:
             if name in self.unread_fields or len(self.unread_fields) < 100:
                 self.unread_fields[name] = self.unread_fields.get(name, 0) + 1
 
+    def count_more(self, count: int) -> None:
+        """Counts further unusable records, behind those that are shown."""
+        self.count += count
+
     def __call__(self, where: str, why: str) -> None:
         """Reports an unusable record.
 
@@ -62,7 +71,7 @@ class CorruptRecords:
         if self._fail:
             raise UserError(f"corrupt record in {where}: {why}; repair it, or set data.on_corrupt=skip")
         self.count += 1
-        if self.count <= 100:
+        if self.count <= MOST_SHOWN:
             self.shown.append(f"{where}: {why}")
         if self.count <= LINES_SHOWN:
             self._log(f"skipped {where}: {why}")
@@ -99,9 +108,31 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     if source.kind == "huggingface" and source.path:
         named_texts = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
-        read = {"jsonl": records.jsonl, "parquet": records.parquet}.get(source.kind, records.whole_file)
-        named_texts = (document for file in files(name, source) for document in read(file, source.field, report))
+        named_texts = texts_of(source, map(FileRange, files(name, source)), report)
     return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
+
+
+def texts_of(source: SourceConfig, parts: Iterable[FileRange], report: CorruptRecords) -> Iterator[tuple[str, str]]:
+    """Pairs ``(document name, text)`` of files of a source, or of parts of them, empty documents included.
+
+    Args:
+        source: the kind and the field of the text.
+        parts: where they are.
+        report: receives every unusable record.
+    """
+    for part in parts:
+        if source.kind == "jsonl" and source.exclude:
+            yield from dolma(part.path, source.field, source.exclude, report)
+        elif source.kind == "jsonl":
+            yield from records.jsonl(part.path, source.field, report, part.begin, part.end)
+        elif source.kind == "parquet":
+            yield from records.parquet(part.path, source.field, report, part.begin, part.end)
+        elif source.kind == "archive" and WEB_ARCHIVE.search(part.path.name):
+            yield from warc(part.path, report)
+        elif source.kind == "archive":
+            yield from text_tar(part.path, source.field, report)
+        else:
+            yield from records.whole_file(part.path, source.field, report)
 
 
 def at_least_one(
@@ -136,14 +167,23 @@ def describe(name: str, source: SourceConfig) -> dict:
         settings["filters"] = list(source.filters)
     if source.media_from:
         settings["media_from"] = list(source.media_from)
+    if source.exclude:
+        settings["exclude"] = list(source.exclude)
     if source.kind == "huggingface":
         settings |= {"path": source.path, "subset": source.subset, "split": source.split}
         if not Path(source.path).exists():
             return settings
     found = source_files(name, source)
-    stats = [(str(path), path.stat()) for path in found.paths]
+    stats = [(str(path), path.stat()) for path in (*found.paths, *attributes_of(source, found.paths))]
     settings |= {"reading": READING, "unreadable": [list(line) for line in found.unreadable]}
     return settings | {"files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
+
+
+def attributes_of(source: SourceConfig, paths: Iterable[Path]) -> list[Path]:
+    """Files beside those of a source that decide which of its documents are read."""
+    taggers = sorted({exclusion(each).tagger for each in source.exclude})
+    found = (attribute_file(path, tagger) for path in paths for tagger in taggers)
+    return [path for path in found if path.is_file()]
 
 
 def files(name: str, source: SourceConfig) -> list[Path]:

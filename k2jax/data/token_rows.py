@@ -6,16 +6,17 @@ another vocabulary would train other words without a sign of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from k2jax.config.schema import DataConfig
+from k2jax.config.schema import DataConfig, SourceConfig
 from k2jax.data.chat_rendering import checked
-from k2jax.data.sources import CorruptRecords, files
+from k2jax.data.sources import CorruptRecords
 from k2jax.data.tokenised import Tokenised
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.content import FileRange
 from k2jax.files.readers import json_lines
 from k2jax.text.media import MEDIA_PAD
 from k2jax.text.tokenizer import Tokenizer
@@ -24,20 +25,20 @@ _OBSERVED = -1
 """In ``turns``, of a token that the model did not write."""
 
 
-def tokenised_rows(name: str, config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords) -> Iterator[Tokenised]:
+def tokenised_rows(
+    source: SourceConfig, parts: Iterable[FileRange], config: DataConfig, tokenizer: Tokenizer, report: CorruptRecords
+) -> Iterator[Tokenised]:
     """The rows of a source; nothing is encoded again.
 
     Args:
-        name: name of the source.
+        source: is not used.
+        parts: its files, or parts of them.
         config: the ``data`` group of a configuration.
         tokenizer: the vocabulary that the ids must be of.
         report: receives rows that are malformed, of another vocabulary, of a tree, too long for a row or with images.
-
-    Raises:
-        UserError: the source is missing.
     """
-    for file in files(name, config.sources[name]):
-        for _, where, record, _ in json_lines(file, report):
+    for path, begin, end in parts:
+        for _, where, record, _ in json_lines(path, report, begin, end):
             try:
                 yield _row(record, tokenizer, config.sequence_length)
             except UserError as error:

@@ -58,6 +58,11 @@ def tokenised_texts(name: str, named_texts: Iterator[tuple[str, str]], tokenizer
             yield Tokenised(values, len(raw), document_hash(raw), raw)
 
 
+def marked(ids: np.ndarray, trained: np.ndarray) -> np.ndarray:
+    """The values that are stored, int64 ``[tokens]``, of token ids and of whether each is trained on."""
+    return 2 * np.asarray(ids, np.int64) + np.asarray(trained, np.bool_)
+
+
 def outside_vocabulary(ids: np.ndarray, tokenizer: Tokenizer) -> int | None:
     """The first id that the vocabulary does not have, for which a model has no embedding; None where it has all."""
     wrong = ids[(ids < 0) | (ids >= min(tokenizer.vocab_size, 2**31))]  # tokens are read as int32

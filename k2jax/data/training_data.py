@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,6 +17,8 @@ from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.manifest import HELD_OUT, TRAIN
 from k2jax.data.named_shards import named_shards
 from k2jax.data.packing import RowSource
+from k2jax.data.preparation.choosing import check_steps
+from k2jax.data.preparation.pools import TaskPool, open_pool
 from k2jax.data.shards import Shards
 from k2jax.data.vision_share import vision_share
 from k2jax.data.vocabulary import prepare_tokenizer
@@ -120,7 +123,12 @@ def prepare_data(
 
 
 def build_sources(
-    config: DataConfig, *, tokenizer: Tokenizer | None = None, vision: VisionConfig | None = None, **options: Any
+    config: DataConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    vision: VisionConfig | None = None,
+    pool: TaskPool | None = None,
+    **options: Any,
 ) -> tuple[Tokenizer, dict[str, Shards | VisualCorpus]]:
     """The tokenizer and all sources of a configuration, from the cache or built now.
 
@@ -128,6 +136,7 @@ def build_sources(
         config: see ``prepare_data``.
         tokenizer: see ``prepare_data``.
         vision: the tower of a model with vision.
+        pool: tokenises what is missing; None is processes on all cores.
         **options: ``builder``, ``wait_seconds`` and ``log`` of ``prepare_data``.
 
     Raises:
@@ -136,20 +145,23 @@ def build_sources(
     check_fields(config, "data")  # Reject invalid values before the long work.
     if not config.sources:
         raise UserError("data.sources is empty: name at least one source")
+    check_steps(config)
     tokenizer = tokenizer or prepare_tokenizer(config, **options)
-    return tokenizer, {
-        name: _prepare_source(name, config, tokenizer, vision, **options) for name in sorted(config.sources)
-    }
+    with contextlib.nullcontext(pool) if pool else open_pool() as workers:
+        return tokenizer, {
+            name: _prepare_source(name, config, tokenizer, vision, pool=workers, **options)
+            for name in sorted(config.sources)
+        }
 
 
 def _prepare_source(
-    name: str, config: DataConfig, tokenizer: Tokenizer, vision: VisionConfig | None, **options: Any
+    name: str, config: DataConfig, tokenizer: Tokenizer, vision: VisionConfig | None, *, pool: TaskPool, **options: Any
 ) -> Shards | VisualCorpus:
     """A source in the cache, built if it is missing."""
     if config.sources[name].kind == "shards":
         return named_shards(name, config.sources[name], tokenizer)
     if config.sources[name].kind not in IMAGE_SOURCES:
-        return prepare_shards(name, config, tokenizer, **options)
+        return prepare_shards(name, config, tokenizer, pool=pool, **options)
     if vision is None:
         raise UserError(f"data.sources.{name} has images, and the model no vision: set model.vision.layers")
     from k2jax.data.images.corpus import prepare_visual  # needs the extra ``vision``, as text does not

@@ -15,7 +15,8 @@ import importlib
 import io
 import lzma
 from pathlib import Path
-from typing import IO
+import sys
+from typing import IO, NamedTuple
 import zlib
 
 from k2jax.errors import UserError
@@ -28,21 +29,68 @@ _AT_ONCE = 1 << 20
 _MARK = b"\xef\xbb\xbf"
 
 
-def lines_of_file(path: Path | ObjectPath, most: int) -> Iterator[tuple[bytes, int]]:
-    """Lines of a file with their ends, and the length of each [bytes]; the first one is without a mark of UTF-8.
+class FileRange(NamedTuple):
+    """A part of a file that is read by itself.
+
+    Attributes:
+        path: the file.
+        begin: its first byte, or of Parquet its first row group.
+        end: the first byte or row group behind it; None is the end of the file.
+    """
+
+    path: Path | ObjectPath
+    begin: int = 0
+    end: int | None = None
+
+
+def lines_of_file(
+    path: Path | ObjectPath, most: int, begin: int = 0, end: int | None = None
+) -> Iterator[tuple[bytes, int, int]]:
+    """Lines of a file with their ends, and the offset and length of each [bytes]; the first has no mark of UTF-8.
 
     Of a line of more than ``most`` bytes there is the beginning alone.
+
+    Args:
+        path: the file.
+        most: bytes of a line.
+        begin: reads the lines that begin at this byte or behind it, of a file that is not compressed.
+        end: and before this one; None is the end of the file.
 
     Raises:
         OSError: it cannot be read, is damaged, or in UTF-16 or UTF-32.
     """
+    end = sys.maxsize if end is None else end
     with _content(path) as file:
-        raw = file.readline(most + 1)
-        line = _without_mark(raw)
-        while raw:
+        offset = _next_line(file, begin, end) if begin else 0
+        while offset < end and (raw := file.readline(most + 1)):
             length = len(raw) + (_skipped(file, raw) if len(raw) > most else 0)
-            yield line, length
-            line = raw = file.readline(most + 1)
+            yield raw if offset else _without_mark(raw), offset, length
+            offset += length
+
+
+def _next_line(file: IO[bytes], begin: int, end: int) -> int:
+    """Goes to the first line that begins at ``begin`` or behind it; returns its offset, ``end`` where there is none.
+
+    It looks no further than ``end``: of a line that is longer than many parts, each of them reads its own bytes alone.
+    """
+    offset = begin - 1
+    file.seek(offset)
+    while offset < end and (piece := file.readline(min(_AT_ONCE, end - offset))):
+        offset += len(piece)
+        if piece.endswith(b"\n"):
+            return offset
+    return end
+
+
+def count_lines(part: FileRange) -> int:
+    """The number of lines that begin in a part of a file that is not compressed and ends with it or behind it."""
+    first, last = max(part.begin - 1, 0), part.end - 1
+    count = int(part.begin == 0 < part.end)
+    with part.path.open("rb") as file:
+        file.seek(first)
+        while first < last and (piece := file.read(min(_AT_ONCE, last - first))):
+            count, first = count + piece.count(b"\n"), first + len(piece)
+    return count
 
 
 def _skipped(file: IO[bytes], line: bytes) -> int:
@@ -52,6 +100,11 @@ def _skipped(file: IO[bytes], line: bytes) -> int:
         line = file.readline(_AT_ONCE)
         skipped += len(line)
     return skipped
+
+
+def stream_of_file(path: Path | ObjectPath) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """The content of a file for a block, as a stream; while it is read, OSErrors as of ``lines_of_file``."""
+    return _content(path)
 
 
 def text_of_file(path: Path | ObjectPath) -> bytes:

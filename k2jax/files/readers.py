@@ -28,6 +28,7 @@ MOST_VALUES = 1_000_000
 LARGEST_WIDE = 24 << 20
 """Bytes of a line with characters beyond U+FFFF, of which one makes all others four times as long in memory."""
 _WIDE = re.compile(rb"[\xf0-\xf4]|\\u[dD][89abAB]")
+_RELATIVE = re.compile("\0([0-9]+)\0")
 _MOST_COMPRESSED = 100
 """How much larger than in the file a page of Parquet may be beyond ``LARGEST_RECORD``: writers put a thousand cells
 into one, images as well, and those are no smaller in the file. A few kilobytes could become a page of gigabytes."""
@@ -45,16 +46,21 @@ def whole_file(path: Path, field: str, report: Report) -> Documents:
         report(f"{path}, line {line}, byte {error.start}", "not UTF-8")
 
 
-def jsonl(path: Path, field: str, report: Report) -> Documents:
-    """Reads one document per line: the string at ``field`` of a JSON object. Blank lines are ignored."""
-    for name, where, record, _ in json_lines(path, report):
+def jsonl(path: Path, field: str, report: Report, begin: int = 0, end: int | None = None) -> Documents:
+    """Reads one document per line: the string at ``field`` of a JSON object. Blank lines are ignored.
+
+    ``begin`` and ``end`` choose lines as ``lines_of_file`` does.
+    """
+    for name, where, record, _ in json_lines(path, report, begin, end):
         if (text := checked_text(record, field, where, report)) is not None:
             yield name, text
 
 
-def json_lines(path: Path, report: Report) -> Iterator[tuple[str, str, Any, int]]:
-    """Reads one JSON value per line: its name, its place in words, the value and its length [bytes]."""
-    for line in lines_of_json(path):
+def json_lines(
+    path: Path, report: Report, begin: int = 0, end: int | None = None
+) -> Iterator[tuple[str, str, Any, int]]:
+    """Reads one JSON value per line, as ``lines_of_json``: name, place in words, value and length [bytes]."""
+    for line in lines_of_json(path, begin, end):
         if line.why:
             report(line.where, line.why)
         else:
@@ -71,25 +77,37 @@ class JsonLine(NamedTuple):
     why: str = ""
 
 
-def lines_of_json(path: Path) -> Iterator[JsonLine]:
+def lines_of_json(path: Path, begin: int = 0, end: int | None = None) -> Iterator[JsonLine]:
     """Reads lines, those included that are no JSON; a file may be compressed, and bytes count what it grows to.
 
-    A file that is one JSON value over many lines is reported once, instead of each of its lines.
+    A file that is one JSON value over many lines is reported once, instead of each of its lines. ``begin``
+    and ``end`` choose lines as ``lines_of_file`` does. Numbers of lines then count from ``begin``: who joins the parts
+    of a file gives names and places to ``with_lines_before``.
     """
     try:
-        offset = 0
-        for number, (line, length) in enumerate(lines_of_file(path, LARGEST_RECORD), start=1):
-            where, offset = f"{path}, line {number}, byte {offset}", offset + length
-            if number == 1 and line.strip() in (b"[", b"{"):
-                yield JsonLine(f"{path}:{number}", where, None, length, IN_ONE_PIECE)
+        for number, (line, offset, length) in enumerate(lines_of_file(path, LARGEST_RECORD, begin, end), start=1):
+            numbered = f"\0{number}\0" if begin else str(number)
+            name, where = f"{path}:{numbered}", f"{path}, line {numbered}, byte {offset}"
+            if offset == 0 and line.strip() in (b"[", b"{"):
+                yield JsonLine(name, where, None, length, IN_ONE_PIECE)
                 return
             if length > LARGEST_RECORD:
-                yield JsonLine(f"{path}:{number}", where, None, length, f"longer than {LARGEST_RECORD:,} bytes")
+                yield JsonLine(name, where, None, length, f"longer than {LARGEST_RECORD:,} bytes")
             elif line.strip():
                 value, why = _from_json(line)
-                yield JsonLine(f"{path}:{number}", where, value, length, why)
+                yield JsonLine(name, where, value, length, why)
     except OSError as error:
         yield JsonLine(str(path), str(path), None, 0, f"cannot be read: {error.strerror}")
+
+
+def with_lines_before(place: str, lines: int) -> str:
+    """The name or place of a line of a part that begins in the middle of a file, by its number in the file.
+
+    Args:
+        place: of a ``JsonLine``; no path has the mark of a relative number, which is a zero byte.
+        lines: of the file before the part.
+    """
+    return _RELATIVE.sub(lambda match: str(lines + int(match[1])), place)
 
 
 def has_lines_of_json(path: Path) -> bool:
@@ -114,15 +132,15 @@ def _from_json(line: bytes) -> tuple[Any, str]:
         return None, f"not usable JSON: {error}"
 
 
-def parquet(path: Path, field: str, report: Report) -> Documents:
+def parquet(path: Path, field: str, report: Report, begin: int = 0, end: int | None = None) -> Documents:
     """Reads one document per row of the string column ``field``; an unreadable row group is one corrupt record."""
-    for where, row in parquet_rows(path, (field,), report, ROWS_PER_READ):
+    for where, row in parquet_rows(path, (field,), report, ROWS_PER_READ, begin, end):
         if (text := _from_arrow(row[field], field, where, report)) is not None:
             yield where, text
 
 
 def parquet_rows(
-    path: Path, wanted: Sequence[str], report: Report, together: int
+    path: Path, wanted: Sequence[str], report: Report, together: int, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Reads rows: the place of each in words, and its Arrow scalars by column.
 
@@ -131,6 +149,8 @@ def parquet_rows(
         wanted: names of columns, of which there is at least one.
         report: receives what is unreadable: the file, or a row group as one record.
         together: most rows that are in memory at a time; fewer where they may be large.
+        begin: first row group that is read.
+        end: the one behind the last; None is all.
     """
     pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
     try:
@@ -144,8 +164,8 @@ def parquet_rows(
             return report(str(path), f"no column {' or '.join(map(repr, wanted))}, only {', '.join(names)}")
         if twice := [name for name in columns if names.count(name) > 1]:
             return report(str(path), f"several columns {twice[0]!r}")
-        row = 0
-        for group in range(file.num_row_groups):
+        row = sum(file.metadata.row_group(group).num_rows for group in range(begin))
+        for group in range(begin, file.num_row_groups if end is None else end):
             end = row + file.metadata.row_group(group).num_rows
             try:
                 rows = _rows_at_once(path, file.metadata.row_group(group), columns, together)
@@ -161,6 +181,19 @@ def parquet_rows(
 def parquet_input(path: Path | ObjectPath) -> Path | BinaryIO:
     """What pyarrow opens of a file of Parquet: its path, or an object as a file."""
     return path if isinstance(path, Path) else path.open("rb")
+
+
+def row_group_sizes(path: Path | ObjectPath, field: str) -> list[int]:
+    """Bytes of each row group in a file; empty where the file, its footer or its column has something to report."""
+    pyarrow, reader = _extra("pyarrow"), _extra("pyarrow.parquet")
+    try:
+        with reader.ParquetFile(parquet_input(path), memory_map=True) as file:
+            if file.schema_arrow.names.count(field) != 1:
+                return []
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            return [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in groups]
+    except (pyarrow.ArrowException, OSError):
+        return []
 
 
 def _rows_at_once(path: Path, group: Any, columns: Sequence[str], together: int) -> int:

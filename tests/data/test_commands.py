@@ -72,6 +72,15 @@ def _size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def test_build_takes_a_number_of_processes_or_a_cluster_and_no_other_command_does(config_file, capsys):
+    of = f"--config={config_file}"
+    with refused("list takes neither --workers nor --cluster, which are of build"):
+        asked(capsys, "list", of, "--workers=2")
+    with refused("give --workers or --cluster, not both"):
+        asked(capsys, "build", of, "--workers=2", "--cluster=auto")
+    assert asked(capsys, "build", of, "--workers=1")[0] == 0
+
+
 def test_a_step_is_shown_with_its_sources_boundaries_and_masks(config_file, capsys):
     code, shown = asked(capsys, "show", f"--config={config_file}", "--batch=6")
     assert code == 0 and shown.count("mine") >= 4

@@ -12,7 +12,8 @@ from renderers.kimi_k2 import KimiK2Renderer
 from k2jax.config.schema import SourceConfig
 from k2jax.data import prepare_data
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.conversation_rows import ConversationRows, best_fit, marked, unmarked
+from k2jax.data.conversation_rows import ConversationRows, best_fit, unmarked
+from k2jax.data.tokenised import marked
 from k2jax.text import byte_tokenizer
 from tests.data.corpora import asked, data_config, write_records
 from tests.refusal import refused

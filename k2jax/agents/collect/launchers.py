@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from k2jax.agents.collect.event_loop import run
@@ -98,6 +99,30 @@ _KEY_BYTES = 32
 _PID = struct.Struct("<Q")
 
 
+def connect_to_ray(address: str) -> ModuleType:
+    """The module of Ray, connected to a cluster.
+
+    Args:
+        address: see ``RayLauncher``.
+
+    Raises:
+        UserError: Ray is not installed, or there is no such cluster.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise UserError('Ray is not installed: pip install -e ".[ray]"') from None
+    local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == "local" else {}
+    try:
+        if address.rpartition(":")[2].isdecimal():  # Ray itself tries for minutes
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10.0).close()
+        ray.init(address=address, ignore_reinit_error=True, **local)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"there is no Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+    return ray
+
+
 class RayLauncher:
     """Starts actors, spread over the nodes.
 
@@ -113,19 +138,7 @@ class RayLauncher:
     """
 
     def __init__(self, address: str):
-        try:
-            import ray
-        except ModuleNotFoundError:
-            raise UserError('Ray is not installed: pip install -e ".[ray]"') from None
-        self._ray = ray
-        local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == "local" else {}
-        try:
-            if address.rpartition(":")[2].isdecimal():  # Ray itself tries for minutes
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), timeout=10.0).close()
-            ray.init(address=address, ignore_reinit_error=True, **local)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"there is no Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+        self._ray = ray = connect_to_ray(address)
         self.host: str = ray.util.get_node_ip_address()
         self._actor = ray.remote(_Actor).options(num_cpus=1, scheduling_strategy="SPREAD", max_restarts=0)
 

@@ -15,6 +15,7 @@ from k2jax.config.schema.data import (
     ImagesConfig,
     OnCorrupt,
     SourceConfig,
+    StepsConfig,
     TokenizerConfig,
 )
 from k2jax.config.schema.experiment import Config, Stage
@@ -119,6 +120,7 @@ __all__ = [
     "SharedTokens",
     "SourceConfig",
     "Stage",
+    "StepsConfig",
     "TaskConfig",
     "ToggleConfig",
     "TokenizerConfig",

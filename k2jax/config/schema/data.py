@@ -24,6 +24,7 @@ SourceKind = Literal[
     "text",
     "jsonl",
     "parquet",
+    "archive",
     "huggingface",
     "chat",
     "trajectories",
@@ -38,10 +39,13 @@ CONVERSATIONS = ("chat", "trajectories", "token_rows")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
 """Kinds of sources whose records are conversations with images, for models with vision."""
-IN_STORES = ("text", "jsonl", "parquet", "chat", "token_rows", "shards")
+IN_STORES = ("text", "jsonl", "parquet", "archive", "chat", "token_rows", "shards")
 """Kinds of sources whose files may lie in an object store."""
 TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
+
+
+Normalisation = Literal["nfc", "nfkc", "line_ends", "control"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,12 +56,13 @@ class SourceConfig:
     path: str = ""  #: folder, file or glob, or their URL; for huggingface the data set's name
     licence: str = ""  #: of the texts, for the manifest and the page of corpora
     version: str = ""  #: of the texts, likewise
-    field: str = "text"  #: the text column of jsonl, parquet and huggingface records
+    field: str = "text"  #: the text column of jsonl, parquet, archive and huggingface records
     subset: str = ""  #: huggingface configuration name
     split: str = "train"  #: huggingface split
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows
     max_epochs: NonNegativeFloat = 0.0  #: passes over the source before the others take its share; 0 is no limit
     max_documents: NonNegativeInt = 0  #: read at most this many documents; 0 is all
+    exclude: tuple[str, ...] = ()  #: of jsonl: dolma's TAGGER/ATTRIBUTE, or with >=SCORE, that drop a document
     filters: tuple[str, ...] = ()  #: names of filters that a trajectory must pass; empty is all
     media_from: tuple[str, ...] = ()  #: of image_chat: another folder of its files, and how URLs begin that are opened
     pictures: tuple[str, ...] = ()  #: of synthetic_images: kinds of questions; empty is read, describe, count, locate
@@ -96,6 +101,18 @@ class ImagesConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StepsConfig:
+    """What is done to documents of text before they are tokenised, in this order; conversations stay as they are."""
+
+    normalise: tuple[Normalisation, ...] = ()  #: of characters: a Unicode form, line feeds, no control
+    filters: tuple[str, ...] = ()  #: rules that a document must pass, see docs/data.md
+    languages: tuple[str, ...] = ()  #: codes such as en of the languages that are kept; empty is all, and no look
+    exact_duplicates: bool = False  #: drops a text that a source before, in the order of their names, or this one had
+    near_duplicates: ShareBelowOne = 0.0  #: least Jaccard similarity at which one of two is dropped; 0 is no look
+    decontaminate: tuple[str, ...] = ()  #: evaluation sets, files or data sets, whose items no document may hold
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where tokens come from and how they are packed."""
 
@@ -103,6 +120,7 @@ class DataConfig:
     tokenizer: TokenizerConfig = TokenizerConfig()  #: text to tokens
     sequence_length: IntFromTwo = 512  #: tokens per row
     images: ImagesConfig = ImagesConfig()  #: of conversations
+    steps: StepsConfig = StepsConfig()  #: between reading and tokenising
     chat_format: ChatKind = "auto"  #: of conversations; auto is the tokenizer's, plain and compact need no chat tokens
     held_out: ShareBelowOne = 0.05  #: share of documents kept for validation, by a hash of their content
     on_corrupt: OnCorrupt = "skip"  #: what to do about a corrupt record; skip reports and counts it
