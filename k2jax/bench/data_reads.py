@@ -27,6 +27,7 @@ from k2jax.data.manifest import FORMAT, HELD_OUT, TRAIN, shard_dtype, write_mani
 from k2jax.data.split_writer import SplitWriter
 from k2jax.data.stored_folder import upload
 from k2jax.errors import UserError
+from k2jax.files.child_environment import child_environment
 from k2jax.files.objects.host_settings import FOLDER
 from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.objects.store_client import COUNTS
@@ -149,7 +150,8 @@ def _store() -> Iterator[None]:
     if os.environ.get(_STORE):
         yield
         return
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    silent = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=child_environment(), **silent)
     try:
         port = server.stdout.readline() if select.select([server.stdout], [], [], 60)[0] else b""
         if not port:

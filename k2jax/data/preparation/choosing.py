@@ -165,7 +165,7 @@ def _compared(config: DataConfig, name: str) -> list[str]:
 
 
 def _has_texts(source: SourceConfig) -> bool:
-    return source.kind not in (*CONVERSATIONS, *IMAGE_SOURCES)
+    return source.kind not in (*CONVERSATIONS, *IMAGE_SOURCES, "shards")
 
 
 def _decided(

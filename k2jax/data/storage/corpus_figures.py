@@ -59,8 +59,7 @@ def figures_of(corpus: KeptCorpus, tokenizers: Sequence[Tokenizer], count: int) 
     """
     manifest = corpus.manifest
     train, held_out = (manifest["splits"][split]["documents"] for split in (TRAIN, HELD_OUT))
-    skipped = manifest["skipped"]["count"]
-    funnel = [("records read", train + held_out + skipped), ("usable", train + held_out), ("for training", train)]
+    funnel = [*_steps(corpus), ("usable", train + held_out), ("for training", train)]
     if corpus.is_visual:
         return CorpusFigures(funnel, [], 0, [], "tokens of images are made when they are read")
     lengths = _lengths(open_shards(corpus.folder).train.offsets)
@@ -69,6 +68,19 @@ def figures_of(corpus: KeptCorpus, tokenizers: Sequence[Tokenizer], count: int) 
     samples = [] if tokenizer is None else list(corpus.documents(tokenizer, count))
     note = "" if samples else "its tokenizer is not in this cache: give --tokenizer=PATH"
     return CorpusFigures(funnel, lengths, _median(lengths), samples, note)
+
+
+def _steps(corpus: KeptCorpus) -> list[tuple[str, int]]:
+    """What was read, and what each step left of it."""
+    manifest, steps = corpus.manifest, corpus.manifest.get("steps")
+    if not steps:
+        usable = sum(split["documents"] for split in manifest["splits"].values())
+        return [("records read", usable + manifest["skipped"]["count"])]
+    found, left = [("documents read", steps["read"])], steps["read"]
+    for reason, count in steps["dropped"].items():
+        left -= count
+        found.append((f"without: {reason}", left))
+    return found
 
 
 def tokenizers_of(cache: Path | ObjectPath, made) -> list[Tokenizer]:
