@@ -7,12 +7,12 @@ Expected: not run, nothing was trained with it. The first phase is the step of k
 
     python -m k2jax.aot --config=experiments/pretrain/k2_5.py --topology=v5p:8x8x16
     python -m k2jax.aot --config=experiments/pretrain/k2_5.py --topology=v5p:8x8x16 --phase=long
-    python -m k2jax.aot --config=experiments/pretrain/k2_5.py --topology=v5p:16x16x32 --phase=longest
+    python -m k2jax.aot --config=experiments/pretrain/k2_5.py --topology=v5p:16x16x16 --phase=longest
     python -m k2jax.launch --config=experiments/pretrain/k2_5.py --workdir=gs://my-bucket/k2.5 \
         --tpu=v5p:8x8x16 --project=my-project --zone=us-east5-a \
         --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
 
-The last phase has 32 devices to a row and with that 8,192 chips. On fewer the run says so at its start and stops before
+The last phase has 16 devices to a row and with that 4,096 chips. On fewer the run says so at its start and stops before
 that phase, to be continued on more. Set config.init_from to the workdir of the projector's stage (docs/vision.md).
 """
 
@@ -58,8 +58,10 @@ def get_config():
         overrides=(
             "data.sequence_length=262144",
             f"train.batch_size={ROWS[262144]}",
-            "train.micro_batches=16",
-            "parallel.context=32",
+            "train.micro_batches=4",
+            "parallel.stage=4",  # the devices of a row share the heads of a stage's part of the dense layers
+            "parallel.expert=64",
+            "parallel.context=16",
             FACTOR,
             *images,
             *memory,
