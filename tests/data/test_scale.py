@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import pickle
 import time
 import zlib
 
@@ -93,11 +94,13 @@ def test_hosts_share_the_batch_of_one_and_a_resume_begins_with_the_same(folder):
             for rows, step in zip(found, (300, 301), strict=True):
                 rows += row_digests(part.batch(step))
         assert found == expected
-    assert equal(whole.rows(300, [5, 2]), jax_rows(whole.batch(300), [5, 2]))
+    assert equal(whole.rows(300, [5, 2]), chosen_rows(whole.batch(300), [5, 2]))
+    sent = pickle.dumps(whole)  # as to a process that reads
+    assert len(sent) < 2**20 and row_digests(pickle.loads(sent).batch(300)) == expected[0]
     assert collections.Counter(whole.sources(300)) == {"source-00": 2, "source-01": 2, "source-02": 4}
 
 
-def jax_rows(batch, numbers):
+def chosen_rows(batch, numbers):
     return batch.replace(
         **{name: getattr(batch, name)[numbers] for name in ("tokens", "positions", "exit", "parent")},
         targets={"weights": batch.targets["weights"][numbers]},
