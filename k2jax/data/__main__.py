@@ -25,7 +25,6 @@ questions of evaluation sets, both as attributes in dolma's layout (docs/duplica
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from absl import flags
@@ -47,7 +46,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string("reason", None, "Why a corpus is retired.", **to)
     flags.DEFINE_bool("yes", False, "Retires a corpus of a store, where nobody sees whether it is in use.", **to)
     flags.DEFINE_string("out", "corpora.html", "The page that is written.", **to)
-    flags.DEFINE_string("cluster", "", "Of build: a Ray cluster's address, auto, or local:NODES to try one here.", **to)
+    flags.DEFINE_string("cluster", "", "A Ray cluster's address, auto, or local:NODES to try one here.", **to)
     flags.DEFINE_integer("batch", None, "Step whose rows are shown.", **to, lower_bound=1)
     flags.DEFINE_integer("workers", None, "Processes; all cores by default.", **to, lower_bound=1)
     flags.DEFINE_string("documents", None, "Files of documents: a folder, a file, or a pattern in quotes.", **to)
@@ -72,8 +71,8 @@ def main(values: flags.FlagValues, command: str, name: str = "", destination: st
         raise UserError(f"{command} takes one name of a corpus, and {destination!r} is another")
     if values.workers and command not in ("build", "duplicates", "contamination"):
         raise UserError(f"{command} takes no --workers, which are of build, duplicates and contamination")
-    if values.cluster and command != "build":
-        raise UserError(f"{command} takes no --cluster, which is of build")
+    if values.cluster and command not in ("build", "duplicates", "contamination"):
+        raise UserError(f"{command} takes no --cluster, which is of build, duplicates and contamination")
     if values.workers and values.cluster:
         raise UserError("a cluster has its own number of processes: give --workers or --cluster, not both")
     if command == "show":
@@ -253,51 +252,42 @@ def _verify(values: flags.FlagValues, name: str) -> int:
 
 
 def _duplicates(values: flags.FlagValues) -> int:
-    from k2jax.data.cache import cache_root
     from k2jax.data.duplicates.finding import find_duplicates
     from k2jax.data.duplicates.settings import DuplicateSettings
+    from k2jax.data.preparation.pools import open_pool
 
     cli.require(values, "documents", "attributes")
     settings = {name: values[name].value for name in ("threshold", "contained", "numbers")}
-    find_duplicates(
-        values.documents,
-        Path(values.attributes),
-        cache_root(_cache(values)) / "duplicates",
-        DuplicateSettings(**settings),
-        field=values.field,
-        run=_run(values),
-        shown=values.count,
-        log=_say,
-    )
+    options = {"field": values.field, "shown": values.count, "log": _say}
+    with open_pool(values.workers or 0, values.cluster) as pool:
+        folder = _work_folder(values, "duplicates")
+        attributes, settings = Path(values.attributes), DuplicateSettings(**settings)
+        find_duplicates(values.documents, attributes, folder, settings, run=pool.run, **options)
     return 0
 
 
 def _contamination(values: flags.FlagValues) -> int:
-    from k2jax.data.cache import cache_root
     from k2jax.data.contamination.matching import ContaminationSettings
     from k2jax.data.contamination.scanning import find_contamination
+    from k2jax.data.preparation.pools import open_pool
 
     cli.require(values, "documents", "against", "attributes")
-    find_contamination(
-        values.documents,
-        values.against,
-        Path(values.attributes),
-        cache_root(_cache(values)) / "contamination",
-        ContaminationSettings(overlap=values.overlap, with_answer=values.with_answer),
-        field=values.field,
-        run=_run(values),
-        shown=values.count,
-        log=_say,
-    )
+    options = {"field": values.field, "shown": values.count, "log": _say}
+    with open_pool(values.workers or 0, values.cluster) as pool:
+        settings = ContaminationSettings(overlap=values.overlap, with_answer=values.with_answer)
+        places = Path(values.attributes), _work_folder(values, "contamination")
+        find_contamination(values.documents, values.against, *places, settings, run=pool.run, **options)
     return 0
 
 
-def _run(values: flags.FlagValues):
-    """A ``map`` over as many processes as are asked for."""
-    from k2jax.data.processes import ordered_map
+def _work_folder(values: flags.FlagValues, name: str) -> Path:
+    """A folder of the cache, in which a command that was killed finds what it has done."""
+    from k2jax.data.cache import cache_root
 
-    workers = values.workers or len(os.sched_getaffinity(0))
-    return lambda function, items: ordered_map(function, items, workers if min(workers, len(items)) > 1 else 0)
+    root = cache_root(_cache(values))
+    if not isinstance(root, Path):
+        raise UserError(f"{name} keeps what it has done on a disk: name a folder with --cache_dir")
+    return root / name
 
 
 def _named_tokenizer(config):

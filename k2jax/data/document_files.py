@@ -30,7 +30,7 @@ LOG_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class FilePart:
+class DocumentFile:
     """A file of documents.
 
     Attributes:
@@ -87,7 +87,7 @@ class FilePart:
                 yield where, where, None, f"not UTF-8 at byte {error.start} of the text"
 
 
-def file_parts(path: str, field: str) -> list[FilePart]:
+def file_parts(path: str, field: str) -> list[DocumentFile]:
     """The files of a folder or of a pattern of names, sorted by path.
 
     Args:
@@ -116,7 +116,7 @@ def _root(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _part(path: Path, root: Path, field: str) -> FilePart:
+def _part(path: Path, root: Path, field: str) -> DocumentFile:
     content = xxhash.xxh3_128(field.encode())
     try:
         with path.open("rb") as file:
@@ -125,7 +125,7 @@ def _part(path: Path, root: Path, field: str) -> FilePart:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     name = path.relative_to(root).as_posix()
-    return FilePart(path, name, field, content.hexdigest(), path.stat().st_size)
+    return DocumentFile(path, name, field, content.hexdigest(), path.stat().st_size)
 
 
 class StageLines:
