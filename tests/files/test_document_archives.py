@@ -150,10 +150,13 @@ def test_dolmas_documents_without_those_that_attributes_exclude(tmp_path):
     source = SourceConfig(kind="jsonl", path=str(tmp_path), exclude=("dups/near",))
     assert [name for name, _ in documents("s", source, CorruptRecords())] == ["d0", "d4", "d0", "d4"]
     before = describe("s", source)
-    write_lines(tmp_path / "attributes/dups/x.jsonl.gz", [{"id": "d0", "attributes": {}}, {"id": "d7"}, 3])
+    write_lines(
+        tmp_path / "attributes/dups/x.jsonl.gz", [{"id": "d0", "attributes": {}}, {"id": "d7", "attributes": {}}, 3]
+    )
     assert describe("s", source) != before, "other attributes, other documents"
     texts, reported, _ = read(dolma, path, "text", ("dups/near",))
     assert texts == ["text 0"] and len(reported) == 4
+    assert "line 2" in reported[0] and reported[0].endswith("is of the document 'd7'")
     assert "line 3" in reported[1] and "no object with attributes" in reported[1]
     assert reported[2].endswith("its attributes end before it")
     with refused("has no attributes in .*attributes/none/x.jsonl.gz: write them, or take them out of exclude"):

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from k2jax.config.schema import StepsConfig
+from k2jax.config.schema import SourceConfig, StepsConfig
 from k2jax.data.build_shards import prepare_shards
-from k2jax.data.preparation import cutting
+from k2jax.data.preparation import cutting, part_files
 from k2jax.data.preparation.pools import InProcess, ProcessPool, open_pool
 from k2jax.data.preparation.tokenising import Tokenising
 from k2jax.text import byte_tokenizer
@@ -49,10 +49,35 @@ def test_shards_and_manifest_are_those_of_one_pass_however_small_the_tasks(
     name, task_bytes, corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(cutting, "TASK_BYTES", task_bytes)
+    monkeypatch.setattr(part_files, "_BLOCK_BYTES", 500)
     if task_bytes == 700:
         assert len(list(cutting.cut(name, corpus[1][name]))) > 5, "otherwise nothing was joined"
     assert built(tmp_path, corpus, name, InProcess()) == IN_ONE_PASS[name]
     assert not list((tmp_path / "cache/parts").rglob("*.*")), "parts are not needed beside shards"
+
+
+@pytest.mark.parametrize("task_bytes", [1, 1 << 22])
+def test_what_is_behind_the_last_document_that_is_wanted_is_not_reported(task_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(cutting, "TASK_BYTES", task_bytes)
+    path = tmp_path / "a.jsonl"
+    path.write_text('1\n{"text": "a"}\n2\n{"text": "b"}\n3\n{"text": "c"}\n')
+    for most, count in ((0, 3), (3, 3), (2, 2)):
+        sources = {"s": SourceConfig(kind="jsonl", path=str(path), max_documents=most)}
+        config = odd_corpus.config(tmp_path / "cache", sources)
+        skipped = prepare_shards("s", config, byte_tokenizer(), pool=InProcess()).manifest["skipped"]
+        assert skipped["count"] == count and len(skipped["first"]) == count
+
+
+def test_files_whose_lines_have_others_beside_them_are_not_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(cutting, "TASK_BYTES", 5)
+    path = tmp_path / "documents/a.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"text": "a"}\n' * 9)
+    tasks = [
+        len(list(cutting.cut("s", SourceConfig(kind="jsonl", path=str(path), exclude=exclude))))
+        for exclude in ((), ("a/b",))
+    ]
+    assert tasks == [26, 1]
 
 
 def test_processes_give_the_same_and_one_that_dies_is_replaced(corpus, tmp_path, monkeypatch):
@@ -153,7 +178,7 @@ def test_other_content_tokens_or_settings_have_other_parts(corpus, tmp_path):
 BUILD = """
 import sys
 from pathlib import Path
-from k2jax.config.schema import StepsConfig
+from k2jax.config.schema import SourceConfig, StepsConfig
 from k2jax.data.build_shards import prepare_shards
 from k2jax.data.preparation import cutting
 from k2jax.data.preparation.pools import open_pool
