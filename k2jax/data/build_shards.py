@@ -200,8 +200,7 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
     source_keys = ("kind", "path", "field", "subset", "split", "max_documents")
     manifest = {
         "format": FORMAT,
-        "source": {key: getattr(job.source, key) for key in source_keys}
-        | {"licence": job.source.licence, "version": job.source.version},
+        "source": {key: getattr(job.source, key) for key in source_keys} | _provenance(job.source),
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
         "dtype": dtype,
         "splits": splits,
@@ -212,3 +211,9 @@ def _tokenise(folder: Path, job: _Job, report: CorruptRecords, threshold: int) -
     if job.marked:
         manifest["marked"] = True
     return _Pass(manifest, lowest, highest, sum(w.documents for w in writers.values()))
+
+
+def _provenance(source: SourceConfig) -> dict[str, str]:
+    """What the user says of the texts, where anything is said."""
+    said = {"licence": source.licence, "version": source.version}
+    return {key: value for key, value in said.items() if value}
