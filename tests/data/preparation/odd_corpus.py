@@ -67,6 +67,14 @@ def config(cache, corpus, **fields):
     return data_config(cache, corpus, chat_format="plain", sequence_length=4096, held_out=0.1, **fields)
 
 
+TABLES = ("/pages.npy", "/fences.npy")
+
+
 def fingerprint(shards, folder):
-    """Hash of a manifest, with the checksums of all files; where the corpus lies is left out."""
-    return hashlib.sha256(json.dumps(shards.manifest).replace(str(folder), "").encode()).hexdigest()[:16]
+    """Hash of a manifest, with the checksums of all files; where the corpus lies is left out.
+
+    The tables of pages follow from the indices, and came later than the hashes that are compared.
+    """
+    files = {name: entry for name, entry in shards.manifest["files"].items() if not name.endswith(TABLES)}
+    manifest = shards.manifest | {"files": files}
+    return hashlib.sha256(json.dumps(manifest).replace(str(folder), "").encode()).hexdigest()[:16]
