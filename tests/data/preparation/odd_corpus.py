@@ -67,13 +67,14 @@ def config(cache, corpus, **fields):
     return data_config(cache, corpus, chat_format="plain", sequence_length=4096, held_out=0.1, **fields)
 
 
+TABLES = ("/pages.npy", "/fences.npy")
+
+
 def fingerprint(shards, folder):
-    """Hash of tokens, offsets and sizes, and of what the manifest says of records, wherever the corpus lies."""
-    files = {
-        path: entry["sha256"]
-        for path, entry in shards.manifest["files"].items()
-        if path.endswith((".bin", "offsets.npy", "bytes.npy"))
-    }
-    rest = {key: value for key, value in shards.manifest.items() if key not in ("files", "format", "source")}
-    text = json.dumps([files, rest], sort_keys=True).replace(str(folder), "")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """Hash of a manifest, with the checksums of all files; where the corpus lies is left out.
+
+    The tables of pages follow from the indices, and came later than the hashes that are compared.
+    """
+    files = {name: entry for name, entry in shards.manifest["files"].items() if not name.endswith(TABLES)}
+    manifest = shards.manifest | {"files": files}
+    return hashlib.sha256(json.dumps(manifest).replace(str(folder), "").encode()).hexdigest()[:16]

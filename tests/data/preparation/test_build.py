@@ -23,11 +23,11 @@ from tests.refusal import refused
 
 # What one process gave that read each source from its beginning to its end, before sources were cut into tasks.
 IN_ONE_PASS = {
-    "jsonl": "358b29c2f969",
-    "chat": "81c3390179ba",
-    "parquet": "5b17e705d179",
-    "text": "db375762e842",
-    "limited": "7f6336a3de80",
+    "jsonl": "5fd4dfde014e99ef",
+    "chat": "b76fcbe8e9871f64",
+    "parquet": "32cb6dcefc6518fd",
+    "text": "a85b753e1944cefc",
+    "limited": "edc98c819f897d48",
 }
 
 
