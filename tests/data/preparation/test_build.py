@@ -43,14 +43,14 @@ def built(tmp_path, corpus, name, pool, cache="cache", **fields):
     return odd_corpus.fingerprint(prepare_shards(name, config, byte_tokenizer(), pool=pool), folder)
 
 
-@pytest.mark.parametrize("task_bytes", [pytest.param(50, marks=pytest.mark.slow), 700, 1 << 22])
+@pytest.mark.parametrize("task_bytes", [pytest.param(50, marks=pytest.mark.slow), 1500, 1 << 22])
 @pytest.mark.parametrize("name", odd_corpus.KINDS)
 def test_shards_and_manifest_are_those_of_one_pass_however_small_the_tasks(
     name, task_bytes, corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(cutting, "TASK_BYTES", task_bytes)
     monkeypatch.setattr(part_files, "_BLOCK_BYTES", 500)
-    if task_bytes == 700:
+    if task_bytes == 1500:
         assert len(list(cutting.cut(name, corpus[1][name]))) > 5, "otherwise nothing was joined"
     assert built(tmp_path, corpus, name, InProcess()) == IN_ONE_PASS[name]
     assert not list((tmp_path / "cache/parts").rglob("*.*")), "parts are not needed beside shards"
@@ -81,7 +81,7 @@ def test_files_whose_lines_have_others_beside_them_are_not_cut(tmp_path, monkeyp
 
 
 def test_processes_give_the_same_and_one_that_dies_is_replaced(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(cutting, "TASK_BYTES", 700)
+    monkeypatch.setattr(cutting, "TASK_BYTES", 3000)
     pool = ProcessPool(2)
     assert built(tmp_path, corpus, "jsonl", pool) == IN_ONE_PASS["jsonl"]
     for process in list(pool._processes):
@@ -91,7 +91,7 @@ def test_processes_give_the_same_and_one_that_dies_is_replaced(corpus, tmp_path,
 
 
 def test_records_are_refused_in_order_with_the_line_of_the_file(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(cutting, "TASK_BYTES", 50)
+    monkeypatch.setattr(cutting, "TASK_BYTES", 1500)
     with refused(r"a\.jsonl, line 7, byte 1299: not JSON"):  # the sixth record, behind a blank line
         built(tmp_path, corpus, "jsonl", InProcess(), on_corrupt="fail")
     manifest = prepare_shards("jsonl", odd_corpus.config(tmp_path / "cache", corpus[1]), byte_tokenizer()).manifest

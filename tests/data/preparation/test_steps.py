@@ -169,7 +169,7 @@ def test_steps_are_the_same_in_any_tasks_and_a_limit_counts_what_is_kept(tmp_pat
     sources = odd_corpus.sources(folder)
     steps = StepsConfig(normalise=("nfkc", "line_ends"), filters=("gopher_repeated_lines",), exact_duplicates=True)
     found = set()
-    for task_bytes in (700, 1 << 22):
+    for task_bytes in (3000, 1 << 22):
         monkeypatch.setattr(cutting, "TASK_BYTES", task_bytes)
         for name in ("jsonl", "limited", "parquet"):
             cache = tmp_path / f"cache{task_bytes}{name}"
