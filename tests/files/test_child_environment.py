@@ -23,7 +23,6 @@ ALL_VARIABLES = {
     "bench/asynchronous_scale.py": "this package's own commands",
     "bench/start.py": "this package's own commands",
     "bench/loader.py": "this package's own process",
-    "bench/data_reads.py": "a store that the benchmark starts itself",
     "pods/launch.py": "kubectl and gcloud, which need their credentials",
     "rl/engines/own_engines.py": "engines, which compute with the devices and settings of the run",
     "tasks/code/judge_program.py": "runs inside a sandbox",
