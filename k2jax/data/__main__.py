@@ -69,10 +69,10 @@ def main(values: flags.FlagValues, command: str, name: str = "", destination: st
         raise UserError(f"{command} takes no name of a corpus")
     if destination and _ARGUMENTS.get(command, 1) < 2:
         raise UserError(f"{command} takes one name of a corpus, and {destination!r} is another")
-    if values.workers and command not in ("build", "duplicates", "contamination"):
-        raise UserError(f"{command} takes no --workers, which are of build, duplicates and contamination")
-    if values.cluster and command not in ("build", "duplicates", "contamination"):
-        raise UserError(f"{command} takes no --cluster, which is of build, duplicates and contamination")
+    if (values.workers or values.cluster) and command not in ("build", "duplicates", "contamination"):
+        raise UserError(
+            f"{command} takes neither --workers nor --cluster, which are of build, duplicates and contamination"
+        )
     if values.workers and values.cluster:
         raise UserError("a cluster has its own number of processes: give --workers or --cluster, not both")
     if command == "show":

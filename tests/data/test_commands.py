@@ -72,10 +72,11 @@ def _size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_build_takes_a_number_of_processes_or_a_cluster_and_no_other_command_does(config_file, capsys):
+def test_what_computes_takes_a_number_of_processes_or_a_cluster_and_no_other_command_does(config_file, capsys):
     of = f"--config={config_file}"
-    with refused("list takes neither --workers nor --cluster, which are of build"):
-        asked(capsys, "list", of, "--workers=2")
+    for flag in ("--workers=2", "--cluster=auto"):
+        with refused("list takes neither --workers nor --cluster, which are of build, duplicates and contamination"):
+            asked(capsys, "list", of, flag)
     with refused("give --workers or --cluster, not both"):
         asked(capsys, "build", of, "--workers=2", "--cluster=auto")
     assert asked(capsys, "build", of, "--workers=1")[0] == 0
