@@ -12,8 +12,6 @@ from k2jax.text import byte_tokenizer
 from tests.data.corpora import data_config, jsonl_file, stored
 from tests.refusal import refused
 
-pytest.importorskip("rensa")
-pytest.importorskip("k2jax.data.duplicates")
 WORDS = [f"word{number}" for number in range(400)]
 
 

@@ -36,7 +36,6 @@ def slowly(function, item):
 
 
 def test_three_nodes_of_which_one_is_lost_give_the_bytes_of_one_pass(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
     from k2jax.data.preparation.ray_pool import RayPool
 
     monkeypatch.setattr(cutting, "TASK_BYTES", 700)

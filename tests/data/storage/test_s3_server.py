@@ -23,9 +23,6 @@ from tests.files.objects.s3_server import BUCKET, environment, fault_proxy, moto
 from tests.train.tiny import CONFIG_FILE, write_corpus
 
 pytestmark = [pytest.mark.external, pytest.mark.slow]
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-
 CACHE = f"s3://{BUCKET}/cache"
 READ = """
 import hashlib, sys
