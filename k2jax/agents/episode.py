@@ -235,7 +235,7 @@ class Rollout:
         if path and is_answer(self.trajectory, node):  # all of its tokens are known: nothing is encoded again
             parts = ((index, self.trajectory.nodes[index].message) for index in path)
             roles = ["assistant" if is_answer(self.trajectory, index) else message["role"] for index, message in parts]
-            tokens = self.trajectory.path_tokens(node)
+            tokens = self.trajectory.path_tokens(node).tolist()
             return ChatBuilder.resume(self.chat, tokens, roles, is_open=True, tools=self.tools)
         builder, reading = ChatBuilder(self.chat, self.tools), start_reading(self.media)
         for index in path:

@@ -60,7 +60,7 @@ def main(folder: str) -> None:
     """Serves until a signal ends the process."""
     tokenizer = tokenizer_of("smollm2")
     chat = chat_format(tokenizer)
-    card = ModelCard("k2", tokenizer, tokenizer.vocab_size, 1 << 16, chat=chat)
+    card = ModelCard("k2", tokenizer, tokenizer.vocab_size, 1 << 18, chat=chat)
     gateway = Gateway(InstantClient([*tokenizer.encode(ANSWER), chat.end]), card, folder)
     app = make_gateway_app(gateway, ApiKeys([OPERATOR]))
     app.routes.append(Route("/processor_time", _processor_time))

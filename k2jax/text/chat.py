@@ -71,7 +71,7 @@ class ChatBuilder:
         """
         builder = cls(chat)
         builder._tools = tuple(tools)
-        builder.tokens = list(map(int, tokens))
+        builder.tokens = list(tokens)
         builder.by_assistant = [False] * len(builder.tokens) if by_assistant is None else list(by_assistant)
         builder._roles, builder._started, builder._open = list(roles), bool(roles), is_open
         return builder

@@ -18,6 +18,7 @@ from k2jax.text.media_reading import IMAGE_PART, VIDEO_PART
 from k2jax.text.messages import content_text, function_of, split_reasoning, text_field, tool_calls
 
 _KEY_BYTES = 16
+_ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 def message_key(message: Mapping[str, Any]) -> str:
@@ -99,5 +100,4 @@ def _normalize(value: Any) -> Any:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).hexdigest()
+    return hashlib.blake2b(_ENCODER.encode(value).encode(), digest_size=_KEY_BYTES).hexdigest()

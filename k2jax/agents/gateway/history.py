@@ -14,6 +14,8 @@ import math
 import sys
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from k2jax.agents.api import Conversation, ModelCard
 from k2jax.agents.api.api_error import bad_request
 from k2jax.agents.api.conversation import start_builder
@@ -164,7 +166,7 @@ class RecordedHistory:
     def resumed(self, match: MatchedHistory) -> ChatBuilder | None:
         """The conversation up to the last node that it repeats; None where it repeats none.
 
-        Nothing is encoded. The ids that the model sampled are marked as the assistant's.
+        Nothing is encoded. Where the model reads images, the ids that it sampled are marked as the assistant's.
         """
         if match.node == ROOT:
             return None
@@ -177,9 +179,8 @@ class RecordedHistory:
         ]
         assert self._card.chat is not None
         tokens = self.trajectory.path_tokens(match.node).tolist()
-        sampled: list[bool] = []
-        for node in path:
-            sampled += [node.turn != NO_TURN] * len(node.tokens)
+        own = np.repeat([node.turn != NO_TURN for node in path], [len(node.tokens) for node in path])
+        sampled = None if self._card.media is None else own.tolist()  # images are placed beside what was sampled
         is_open, tools = path[-1].turn != NO_TURN, match.conversation.tools
         return ChatBuilder.resume(self._card.chat, tokens, roles, is_open, sampled, tools=tools)
 
