@@ -281,7 +281,7 @@ def test_panels_list_what_one_schedule_lists(group, both_directions, monkeypatch
     assert set(listed) == expected
 
 
-@pytest.mark.parametrize("scalar_bytes", [8 * 6, 8])
+@pytest.mark.parametrize("scalar_bytes", [8 * 6, pytest.param(8, marks=pytest.mark.slow)])
 def test_panels_compute_what_one_schedule_computes(scalar_bytes, monkeypatch):
     """Rows of three blocks, in panels of two groups and of one; the largest logit of a row is in any of them."""
     inputs, dout = random_inputs(384, heads=1)
@@ -293,6 +293,7 @@ def test_panels_compute_what_one_schedule_computes(scalar_bytes, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, panels, whole)
 
 
+@pytest.mark.slow
 def test_panels_of_attention_in_both_directions_compute_what_one_schedule_computes(monkeypatch):
     inputs, dout = random_inputs(384, heads=1)
     start = jnp.tile(jnp.arange(384, dtype=jnp.int32) // 192 * 192, (B, 1))
