@@ -11,6 +11,7 @@ Logits are in units of log2: ``exp2`` saves a product per score, because the fac
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Literal, NamedTuple
 
@@ -202,48 +203,48 @@ def call(
         maxima: indices of float32 results that are the maximum over a row's panels instead.
     """
     exit, start, group = visits
-    batch, blocks_of_row = exit.shape[0], exit.shape[1] // settings.block
-    shapes = [output(x.shape, x.dtype, operands[0]) for x in outputs]
-    options = {
-        "compiler_params": pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
-        ),
-        "interpret": interpreter(settings.interpret, operands[0]),
-        "name": name,
-    }
-
-    def run(schedule: blocks.PairSchedule, before: list[Array], cost: pl.CostEstimate) -> list[Array]:
-        """Results of a schedule. Blocks that it does not visit are those of ``before``, which it overwrites."""
-        given = len(operands)
-
-        def body(rows_ref, pairs_ref, *refs):
-            kernel(rows_ref, pairs_ref, *refs[:given], *refs[given + len(before) :])
-
-        return pl.pallas_call(
-            body,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=2,
-                grid=(operands[0].shape[1] // settings.heads, schedule.steps),
-                in_specs=[*in_specs, *(pl.BlockSpec(memory_space=pl.ANY) for _ in before)],
-                out_specs=out_specs,
-                scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
-            ),
-            out_shape=shapes,
-            input_output_aliases={2 + given + i: i for i in range(len(before))},
-            cost_estimate=cost,
-            **options,
-        )(schedule.rows, schedule.pairs, *operands, *before)
-
-    if blocks.fits(batch, blocks_of_row, causal=start is None):
-        return run(blocks.schedule_pairs(exit, settings.block, group, start), [], cost)
-    rows, firsts = blocks.panels(batch, blocks_of_row)
-    groups = blocks.groups_per_panel(blocks_of_row)
-    share = pl.CostEstimate(*(n // rows.size for n in dataclasses.astuple(cost)))
+    batch, n = exit.shape[0], exit.shape[1] // settings.block
+    parts = {"in_specs": in_specs, "out_specs": out_specs, "scratch": scratch, "name": name}
+    run = functools.partial(_run, kernel, settings, operands=operands, outputs=outputs, **parts)
+    if blocks.fits(batch, n, causal=start is None):
+        return run(blocks.schedule_pairs(exit, settings.block, group, start), before=[], cost=cost)
+    rows, firsts = blocks.panels(batch, n)
+    groups = blocks.groups_per_panel(n)
+    share = pl.CostEstimate(*(total // rows.size for total in dataclasses.astuple(cost)))
 
     def run_panel(before, panel):
         schedule = blocks.schedule_pairs(exit, settings.block, group, start, blocks.Panel(*panel, groups))
-        after = run(schedule, before, share)
+        after = run(schedule, before=before, cost=share)
         return [jnp.maximum(x, before[i]) if i in maxima else x for i, x in enumerate(after)], None
 
     nothing = [full(x.shape, LOWEST, x.dtype, *operands) for x in outputs]
     return lax.scan(run_panel, nothing, (rows, firsts))[0]
+
+
+def _run(
+    kernel, settings, schedule, *, operands, in_specs, outputs, out_specs, scratch, before, cost, name
+) -> list[Array]:
+    """Results of a schedule. Blocks that it does not visit are those of ``before``, which it overwrites."""
+    given = len(operands)
+
+    def body(rows_ref, pairs_ref, *refs):
+        kernel(rows_ref, pairs_ref, *refs[:given], *refs[given + len(before) :])
+
+    return pl.pallas_call(
+        body,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(operands[0].shape[1] // settings.heads, schedule.steps),
+            in_specs=[*in_specs, *(pl.BlockSpec(memory_space=pl.ANY) for _ in before)],
+            out_specs=out_specs,
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        ),
+        out_shape=[output(x.shape, x.dtype, operands[0]) for x in outputs],
+        input_output_aliases={2 + given + i: i for i in range(len(before))},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+        ),
+        cost_estimate=cost,
+        interpret=interpreter(settings.interpret, operands[0]),
+        name=name,
+    )(schedule.rows, schedule.pairs, *operands, *before)
