@@ -86,7 +86,7 @@ def _kernel(
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
 
-    @pl.when((pair.query == 0) | (pl.program_id(1) == 0))  # a panel may begin inside a row
+    @pl.when((pair.query == 0) | (pairs_ref[pl.program_id(1)] == pairs_ref[0]))  # a panel may begin inside a row
     def _():
         peak_ref[...] = jnp.full_like(peak_ref, tile.LOWEST)
 
