@@ -42,7 +42,7 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
     out, lse, peak = tile.call(
         functools.partial(_kernel, settings=settings),
         settings,
-        tile.Visits(exit, start, "query"),
+        tile.VisitOrder(exit, start, "query"),
         operands=(q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, mask),
         in_specs=[
             tile.query_spec(settings, nope),

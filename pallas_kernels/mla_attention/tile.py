@@ -49,7 +49,7 @@ class AttentionSettings(NamedTuple):
     interpret: bool | pltpu.InterpretParams
 
 
-class Visits(NamedTuple):
+class VisitOrder(NamedTuple):
     """What a kernel visits, in which order.
 
     Attributes:
@@ -176,7 +176,7 @@ def query_row_spec(settings: AttentionSettings) -> pl.BlockSpec:
 def call(
     kernel,
     settings: AttentionSettings,
-    visits: Visits,
+    visits: VisitOrder,
     *,
     operands,
     in_specs,
