@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 import jax
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ def mla_attention(
 ) -> tuple[Array, AttentionStats]:
     """``pallas_kernels.mla_attention.mla_attention`` by Mosaic kernels; the result does not depend on the block.
 
-    A length that is not a multiple of the block is padded, which copies the inputs. If the schedules of all rows of the
-    batch do not fit into scalar memory together, the rows are computed one after the other.
+    A length that is not a multiple of the block is padded, which copies the inputs. If the schedule of
+    the batch does not fit into scalar memory, a kernel computes one panel after the other (``blocks``).
 
     Args:
         inputs: arrays of the call.
@@ -38,7 +38,8 @@ def mla_attention(
         block: tokens of a block, a multiple of 128; None chooses it.
 
     Raises:
-        ValueError: if the dtype is neither float32 nor bfloat16, or a single sequence is too long.
+        ValueError: if the dtype is neither float32 nor bfloat16, or a sequence has more than
+            ``blocks.MAX_BLOCKS`` blocks.
     """
     batch, heads, length, _ = inputs.q_nope.shape
     if inputs.q_nope.dtype not in (jnp.float32, jnp.bfloat16):
@@ -49,16 +50,6 @@ def mla_attention(
         exit=blocks.whole_blocks(inputs.exit, batch, length, block),
         start=None if causal else blocks.whole_blocks(inputs.start, batch, length, block),
     )
-    if batch > 1 and not blocks.fits(batch, inputs.exit.shape[1] // block, causal):
-
-        def attend_row(row: AttentionInputs) -> tuple[Array, AttentionStats]:
-            row = jax.tree.map(lambda x: x[None], row)
-            row = row._replace(exit=row.exit[:, :length], start=None if causal else row.start[:, :length])
-            out, stats = mla_attention(row, scale, interpret=interpret, block=block)
-            return out[0], AttentionStats(stats.max_logit, stats.lse[0])
-
-        out, stats = lax.map(attend_row, inputs)
-        return out, AttentionStats(stats.max_logit.max(0), stats.lse)
     arrays = [_pad(x, -length % block, x is inputs.q_rope or x is inputs.k_rope) for x in inputs[:5]]
     settings = tile.AttentionSettings(float(scale), block, tile.heads_per_step(heads), interpret)
     masks = [inputs.exit] if causal else [inputs.exit, inputs.start]

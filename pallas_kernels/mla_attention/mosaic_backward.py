@@ -81,7 +81,7 @@ def _query_gradients(operands, mask, settings: tile.AttentionSettings):
     return tile.call(
         functools.partial(_query_kernel, settings=settings),
         settings,
-        blocks.schedule_pairs(exit, settings.block, "query", start),
+        tile.VisitOrder(exit, start, "query"),
         operands=operands,
         in_specs=_in_specs(settings, operands),
         outputs=[q_nope, q_rope],
@@ -106,7 +106,7 @@ def _key_gradients(operands, mask, settings: tile.AttentionSettings):
     return tile.call(
         functools.partial(_key_kernel, settings=settings),
         settings,
-        blocks.schedule_pairs(exit, settings.block, "key", start),
+        tile.VisitOrder(exit, start, "key"),
         operands=operands,
         in_specs=_in_specs(settings, operands),
         outputs=[k_nope, jax.ShapeDtypeStruct(dk_rope_shape, jnp.float32), v],

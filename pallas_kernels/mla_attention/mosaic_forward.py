@@ -23,9 +23,6 @@ from pallas_kernels.mla_attention import blocks, cost, tile
 from pallas_kernels.mla_attention.arrays import AttentionInputs
 from pallas_kernels.ops import dot
 
-_LOWEST = float(jnp.finfo(jnp.float32).min)
-"""Initial value of running maxima: unlike -inf it can be subtracted from the -inf of a masked score."""
-
 
 def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[Array, Array, Array]:
     """Runs the forward kernel.
@@ -45,7 +42,7 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
     out, lse, peak = tile.call(
         functools.partial(_kernel, settings=settings),
         settings,
-        blocks.schedule_pairs(exit, settings.block, "query", start),
+        tile.VisitOrder(exit, start, "query"),
         operands=(q_nope, tile.transposed_rope(q_rope), k_nope, k_rope, v, mask),
         in_specs=[
             tile.query_spec(settings, nope),
@@ -77,9 +74,10 @@ def forward(inputs: AttentionInputs, settings: tile.AttentionSettings) -> tuple[
             cost.max_visits(exit, settings.block, causal=start is None),
         ),
         name="mla_attention_forward",
+        maxima=(2,),
     )
     peak_H = peak.max((0, 2, 3))
-    return out, lse[:, :, 0], jnp.where(peak_H == _LOWEST, -jnp.inf, peak_H / tile.LOG2_E)
+    return out, lse[:, :, 0], jnp.where(peak_H == tile.LOWEST, -jnp.inf, peak_H / tile.LOG2_E)
 
 
 def _kernel(
@@ -88,13 +86,13 @@ def _kernel(
 ):  # fmt: skip
     pair = blocks.unpack(pairs_ref[pl.program_id(1)])
 
-    @pl.when(pair.query == 0)
+    @pl.when((pair.query == 0) | (pairs_ref[pl.program_id(1)] == pairs_ref[0]))  # a panel may begin inside a row
     def _():
-        peak_ref[...] = jnp.full_like(peak_ref, _LOWEST)
+        peak_ref[...] = jnp.full_like(peak_ref, tile.LOWEST)
 
     @pl.when(pair.first)
     def _():
-        m_ref[...] = jnp.full_like(m_ref, _LOWEST)
+        m_ref[...] = jnp.full_like(m_ref, tile.LOWEST)
         l_ref[...] = jnp.zeros_like(l_ref)
         acc_ref[...] = jnp.zeros_like(acc_ref)
 

@@ -10,8 +10,10 @@ Logits are in units of log2: ``exp2`` saves a product per score, because the fac
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -20,13 +22,15 @@ import jax.numpy as jnp
 
 from pallas_kernels.mla_attention import blocks
 from pallas_kernels.ops import dot
-from pallas_kernels.vma import interpreter, output
+from pallas_kernels.vma import full, interpreter, output
 
 LOG2_E = math.log2(math.e)
 HEADS_PER_STEP = 4
 """Most heads of a step. They share the mask and the rope key, and their matmuls overlap with exponentials."""
 VMEM_LIMIT = 48 * 2**20
 """Bytes of VMEM for a kernel, of 64 MiB per core on v5p and tpu7x and 128 MiB on v5e and v6e."""
+LOWEST = float(jnp.finfo(jnp.float32).min)
+"""Initial value of running maxima: unlike -inf it can be subtracted from the -inf of a masked score."""
 
 
 class AttentionSettings(NamedTuple):
@@ -43,6 +47,20 @@ class AttentionSettings(NamedTuple):
     block: int
     heads: int
     interpret: bool | pltpu.InterpretParams
+
+
+class VisitOrder(NamedTuple):
+    """What a kernel visits, in which order.
+
+    Attributes:
+        exit: int32 ``[B, S]`` in whole blocks.
+        start: int32 ``[B, S]``, or None.
+        group: the block that stays in VMEM during a group of steps, ``query`` or ``key``.
+    """
+
+    exit: Array
+    start: Array | None
+    group: Literal["query", "key"]
 
 
 def heads_per_step(heads: int) -> int:
@@ -158,7 +176,7 @@ def query_row_spec(settings: AttentionSettings) -> pl.BlockSpec:
 def call(
     kernel,
     settings: AttentionSettings,
-    schedule: blocks.PairSchedule,
+    visits: VisitOrder,
     *,
     operands,
     in_specs,
@@ -167,35 +185,66 @@ def call(
     scratch,
     cost: pl.CostEstimate,
     name: str,
+    maxima: tuple[int, ...] = (),
 ):
-    """Runs a kernel over (head groups, steps of the schedule).
+    """Runs a kernel over (head groups, steps of a schedule), once, or once for each panel if one schedule is too long.
 
     Args:
         kernel: body of the kernel.
         settings: settings of the call.
-        schedule: pairs of blocks.
+        visits: what the kernel visits.
         operands: arrays that the kernel reads; the first is ``[B, H, ...]``.
         in_specs: their blocks.
-        outputs: shapes and dtypes of the results.
+        outputs: shapes and dtypes of the results. Every block is complete after its group of steps.
         out_specs: their blocks.
         scratch: shapes of float32 scratch memory in VMEM.
-        cost: declared cost.
+        cost: declared cost of all visits.
         name: name of the kernel.
+        maxima: indices of float32 results that are the maximum over a row's panels instead.
     """
+    exit, start, group = visits
+    batch, n = exit.shape[0], exit.shape[1] // settings.block
+    parts = {"in_specs": in_specs, "out_specs": out_specs, "scratch": scratch, "name": name}
+    run = functools.partial(_run, kernel, settings, operands=operands, outputs=outputs, **parts)
+    if blocks.fits(batch, n, causal=start is None):
+        return run(blocks.schedule_pairs(exit, settings.block, group, start), before=[], cost=cost)
+    rows, firsts = blocks.panels(batch, n)
+    groups = blocks.groups_per_panel(n)
+    share = pl.CostEstimate(*(total // rows.size for total in dataclasses.astuple(cost)))
+
+    def run_panel(before, panel):
+        schedule = blocks.schedule_pairs(exit, settings.block, group, start, blocks.Panel(*panel, groups))
+        after = run(schedule, before=before, cost=share)
+        return [jnp.maximum(x, before[i]) if i in maxima else x for i, x in enumerate(after)], None
+
+    nothing = [full(x.shape, LOWEST, x.dtype, *operands) for x in outputs]
+    return lax.scan(run_panel, nothing, (rows, firsts))[0]
+
+
+def _run(
+    kernel, settings, schedule, *, operands, in_specs, outputs, out_specs, scratch, before, cost, name
+) -> list[Array]:
+    """Results of a schedule. Blocks that it does not visit are those of ``before``, which it overwrites."""
+    given = len(operands)
+
+    def body(rows_ref, pairs_ref, *refs):
+        kernel(rows_ref, pairs_ref, *refs[:given], *refs[given + len(before) :])
+
     return pl.pallas_call(
-        kernel,
+        body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(operands[0].shape[1] // settings.heads, schedule.steps),
-            in_specs=in_specs,
+            in_specs=[*in_specs, *(pl.BlockSpec(memory_space=pl.ANY) for _ in before)],
             out_specs=out_specs,
             scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         ),
         out_shape=[output(x.shape, x.dtype, operands[0]) for x in outputs],
+        input_output_aliases={2 + given + i: i for i in range(len(before))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
         ),
         cost_estimate=cost,
         interpret=interpreter(settings.interpret, operands[0]),
         name=name,
-    )(schedule.rows, schedule.pairs, *operands)
+    )(schedule.rows, schedule.pairs, *operands, *before)

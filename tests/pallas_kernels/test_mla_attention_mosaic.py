@@ -131,8 +131,6 @@ def test_schedule_of_the_longest_sequence_fits_scalar_memory():
     )
     assert listed.pairs.size == 256 * 257 // 2
     assert 4 * (listed.pairs.size + listed.rows.size) < 2**20 / 2
-    with pytest.raises(ValueError, match="blocks"):
-        blocks.schedule_pairs(jnp.zeros((1, 2**14 * 128), jnp.int32), 128, "key")
 
 
 def test_block_size_grows_with_the_sequence():
@@ -250,13 +248,70 @@ def check_arrays_that_do_not_vary(devices):
     assert "tpu_custom_call" in sharded("pallas").trace(*inputs).lower(lowering_platforms=("tpu",)).as_text()
 
 
-def test_a_batch_whose_schedule_is_too_long_is_computed_row_by_row(monkeypatch):
-    """The schedules of four sequences of 131,072 tokens exceed scalar memory; that of one does not."""
-    assert blocks.fits(3, 256) and not blocks.fits(4, 256)
-    inputs, dout = random_inputs(256, heads=2)
-    monkeypatch.setattr(blocks, "SCALAR_BYTES", 8 * 3)  # one row of two blocks
-    monkeypatch.setitem(BACKENDS, "row by row", BACKENDS["mosaic"])  # a program of its own
-    assert_matches(inputs, exits(("tree", "documents"), 256), dout, "row by row")
-    monkeypatch.setattr(blocks, "SCALAR_BYTES", 8)
-    with pytest.raises(ValueError, match="more blocks of 128 than scalar memory"):
-        blocks.schedule_pairs(jnp.zeros((1, 256), jnp.int32), 128, "query")
+# --- schedules that do not fit into scalar memory ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [512 * n for n in (512, 521, 2048, blocks.MAX_BLOCKS)])
+def test_a_panel_fits_scalar_memory_whatever_the_length(length):
+    n = length // 512
+    assert not blocks.fits(1, n)
+    groups = blocks.groups_per_panel(n)
+    assert 8 * groups * n <= blocks.SCALAR_BYTES
+    rows, firsts = blocks.panels(2, n)
+    covered = {(int(row), int(first) + g) for row, first in zip(rows, firsts, strict=True) for g in range(groups)}
+    assert covered == {(row, g) for row in range(2) for g in range(n)}
+    assert rows.size * groups < 2 * (n + rows.size)
+    with pytest.raises(ValueError, match="kernels number 16,383"):
+        blocks.groups_per_panel(blocks.MAX_BLOCKS + 1)
+
+
+@pytest.mark.parametrize("group", ["query", "key"])
+@pytest.mark.parametrize("both_directions", [False, True])
+def test_panels_list_what_one_schedule_lists(group, both_directions, monkeypatch):
+    exit = exits(("tree", "documents"), 320, 3).astype(np.int32)
+    start = np.tile(np.arange(320, dtype=np.int32) // 64 * 64, (B, 1)) if both_directions else None
+    whole = blocks.schedule_pairs(exit, 32, group, start)
+    expected = set(zip(*(np.asarray(x)[: whole.steps] for x in whole[:2]), strict=True))
+    monkeypatch.setattr(blocks, "SCALAR_BYTES", 8 * 10 * 4)  # panels of four groups of ten, the last begins early
+    assert blocks.panels(B, 10)[1].tolist() == [0, 4, 6] * B
+    listed = []
+    for row, first in zip(*blocks.panels(B, 10), strict=True):
+        part = blocks.schedule_pairs(exit, 32, group, start, blocks.Panel(row, first, 4))
+        listed += zip(*(np.asarray(x)[: part.steps] for x in part[:2]), strict=True)
+    assert set(listed) == expected
+
+
+@pytest.mark.parametrize("scalar_bytes", [8 * 6, pytest.param(8, marks=pytest.mark.slow)])
+def test_panels_compute_what_one_schedule_computes(scalar_bytes, monkeypatch):
+    """Rows of three blocks, in panels of two groups and of one; the largest logit of a row is in any of them."""
+    inputs, dout = random_inputs(384, heads=1)
+    exit = exits(("tree", "documents"), 384)
+    whole = run(inputs, exit, dout, "mosaic")
+    monkeypatch.setattr(blocks, "SCALAR_BYTES", scalar_bytes)
+    monkeypatch.setitem(BACKENDS, f"panels {scalar_bytes}", BACKENDS["mosaic"])  # a program of its own
+    panels = assert_matches(inputs, exit, dout, f"panels {scalar_bytes}")
+    jax.tree.map(np.testing.assert_array_equal, panels, whole)
+
+
+@pytest.mark.slow
+def test_panels_of_attention_in_both_directions_compute_what_one_schedule_computes(monkeypatch):
+    inputs, dout = random_inputs(384, heads=1)
+    start = jnp.tile(jnp.arange(384, dtype=jnp.int32) // 192 * 192, (B, 1))
+
+    def attend(*arrays):
+        options = {"start": start, "exit": start + 192, "scale": SCALE, "impl": "interpret"}
+        (out, stats), vjp = jax.vjp(lambda *a: mla_attention(*a, **options), *arrays)
+        return out, stats, vjp((jnp.asarray(dout), jax.tree.map(jnp.zeros_like, stats)))
+
+    whole = jax.jit(attend)(*inputs)
+    monkeypatch.setattr(blocks, "SCALAR_BYTES", 8 * 6)
+    panels = jax.jit(lambda *a: attend(*a))(*inputs)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), panels, whole)
+
+
+def test_the_cost_of_a_panel_is_its_share():
+    length = 262_144
+    calls = pallas_calls(heads=4, length=length)
+    shape = cost.AttentionShape(batch=1, heads=4, length=length, nope=128, rope=64, value=128, itemsize=2)
+    whole = cost.forward_cost(shape, 512, 4, blocks.max_pairs(512))
+    assert calls["forward"].params["cost_estimate"].flops == whole.flops // 3

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from k2jax.config.schema import Config, ModelConfig
+from k2jax.errors import UserError
 from k2jax.model.remat import ExpertRows
 from pallas_kernels.expert_exchange.plan import row_groups
 from pallas_kernels.grouped_matmul.tiling import row_tile
 from pallas_kernels.implementation import target_platform
-from pallas_kernels.routed_experts import kept_rows
+from pallas_kernels.routed_experts import TooManyCopiesError, kept_rows
 
 BFLOAT16 = 2
 SUB_BLOCK = 128  # rows that the kernels of grouped products multiply at a time
@@ -38,7 +39,11 @@ class ExpertBuffers(NamedTuple):
 
 
 def expert_buffers(config: Config, tokens: int, ranks: int) -> ExpertBuffers:
-    """The buffers of a micro-batch of ``tokens`` on one device, with experts spread over ``ranks``."""
+    """The buffers of a micro-batch of ``tokens`` on one device, with experts spread over ``ranks``.
+
+    Raises:
+        UserError: more copies of tokens may arrive at a time than the experts' kernels sort.
+    """
     parallel = config.parallel
     if ranks == 1:
         rows = ExpertRows(tokens, *_kept_rows(config.model, tokens, 1, None))
@@ -55,16 +60,19 @@ def expert_buffers(config: Config, tokens: int, ranks: int) -> ExpertBuffers:
 @functools.lru_cache(maxsize=1024)
 def _kept_rows(model: ModelConfig, tokens: int, ranks: int, bound: int | None) -> tuple[int, int]:
     shape = (model.moe.experts // ranks, model.moe.expert_ffn, model.d_model)
-    with target_platform("tpu"):
-        return kept_rows(
-            tokens,
-            model.moe.active_experts,
-            shape,
-            jnp.dtype(jnp.bfloat16),
-            impl=model.kernels,
-            capacity_factor=model.moe.capacity_factor,
-            max_copies=bound,
-        )
+    try:
+        with target_platform("tpu"):
+            return kept_rows(
+                tokens,
+                model.moe.active_experts,
+                shape,
+                jnp.dtype(jnp.bfloat16),
+                impl=model.kernels,
+                capacity_factor=model.moe.capacity_factor,
+                max_copies=bound,
+            )
+    except TooManyCopiesError as error:
+        raise UserError(f"of {tokens:,} tokens that a device receives, {error}") from error
 
 
 def room_for_copies(config: Config, ranks: int) -> float:

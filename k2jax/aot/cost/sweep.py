@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -73,10 +74,11 @@ def sweep(config: Config, chip: Chip, devices: list[Any]) -> list[Candidate]:
     for layout in layouts(config, len(devices)):
         try:
             placement = place(layout, chip, devices)
-            for variant in _batches(layout):
-                _add_policies(variant, placement, config, fitting, refused)
         except UserError:
             continue
+        for variant in _batches(layout):
+            with contextlib.suppress(UserError):  # more copies of tokens at a time than the experts' kernels sort
+                _add_policies(variant, placement, config, fitting, refused)
     if not fitting and not refused:
         raise UserError(
             f"no layout of {config.train.batch_size} rows over {len(devices)} devices; "

@@ -1,5 +1,6 @@
 """The formulas of a layout: against the traced step, against sums by hand, and in what they refuse."""
 
+from collections import defaultdict
 import dataclasses
 import functools
 import itertools
@@ -8,6 +9,7 @@ import pytest
 
 from k2jax.aot import topology
 from k2jax.aot.compiling import for_tpu, traced_step
+from k2jax.aot.cost import expert_rows
 from k2jax.aot.cost.estimate import estimate, place
 from k2jax.aot.cost.hbm import loop_buffers, shard_bytes
 from k2jax.aot.cost.jaxpr_flops import traced_cost
@@ -21,6 +23,7 @@ from k2jax.config import model_preset, replace_keys
 from k2jax.config.schema import Config, DataConfig, ParallelConfig, TrainConfig
 from k2jax.errors import UserError
 from k2jax.model.counts import active_parameters
+from pallas_kernels.routed_experts import TooManyCopiesError
 
 TOPOLOGY = "v5p:2x2x2"
 CHIP = CHIPS["v5p"]
@@ -152,6 +155,30 @@ def test_a_sweep_is_of_layouts_that_can_be_sorted_by_time():
     assert all(a.estimate.roofline.seconds <= b.estimate.roofline.seconds for a, b in itertools.pairwise(found))
     assert all(one.estimate.hbm.fits for one in found)
     assert "--config.parallel.stage=" in found[0].flags and "--config.train.remat=" in found[0].flags
+
+
+def test_a_sweep_leaves_out_layouts_with_more_copies_of_tokens_than_the_kernels_sort(monkeypatch):
+    long = config(sequence=32_768, rows=8, expert_copies=2.0)
+    refusals = []
+    original = expert_rows.kept_rows
+
+    def fewer_copies(tokens, *arguments, **options):
+        if tokens > 100_000:
+            refusals.append(tokens)
+            raise TooManyCopiesError("too many copies")
+        return original(tokens, *arguments, **options)
+
+    monkeypatch.setattr(expert_rows, "kept_rows", fewer_copies)
+    expert_rows._kept_rows.cache_clear()
+    found = sweep(long, CHIP, devices())
+    expert_rows._kept_rows.cache_clear()
+    parts = defaultdict(set)
+    for layout in found:
+        mesh, train = layout.config.parallel, layout.config.train
+        parts[mesh.stage, mesh.virtual_stages, mesh.expert, train.micro_batches].add(mesh.expert_chunks)
+    assert refusals and {2, 4} in parts.values()  # smaller parts of an exchange stay where the whole is too much
+    with pytest.raises(UserError, match="131,072 tokens that a device receives, too many copies"):
+        expert_rows.expert_buffers(long, 65_536, 2)
 
 
 def test_fp8_and_offloading_are_tried_only_where_a_policy_does_not_fit_without():
