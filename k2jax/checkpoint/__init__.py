@@ -15,6 +15,7 @@ _MODULES = {
     "Checkpoints": "manager",
     "ParamsReader": "streaming",
     "check_config": "manager",
+    "checkpoint_config": "manager",
     "checkpoint_step": "manager",
     "committed_steps": "folders",
     "damaged": "manager",

@@ -25,6 +25,7 @@ from k2jax.checkpoint.reading import chunk_bytes, lay_out, reading_layout
 from k2jax.checkpoint.storage import read_all, tree_handler
 from k2jax.config.build import from_json
 from k2jax.config.identity import changed_fixed_key
+from k2jax.config.phases import phase_at
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 
@@ -286,6 +287,19 @@ def run_config(workdir: str | Path) -> Config:
         raise UserError(
             f"{path} is damaged ({error}); put a copy back, or delete it and start the same experiment again"
         ) from error
+
+
+def checkpoint_config(checkpoint: str | Path) -> Config:
+    """The configuration in which a checkpoint was saved: of a run with phases, that of the phase in which it lies.
+
+    Args:
+        checkpoint: as of ``checkpoint_step``, which is looked for only where the run has phases.
+
+    Raises:
+        UserError: as of ``run_config``, and where there are phases of ``checkpoint_step``.
+    """
+    config = run_config(run_folder(checkpoint))
+    return phase_at(config, int(checkpoint_step(checkpoint).name)).config if config.phases else config
 
 
 def checkpoint_step(checkpoint: str | Path) -> Path:

@@ -41,7 +41,7 @@ def processor_limits(path: str | Path, vision: VisionConfig) -> ProcessorLimits:
         return _read(folder, vision)
     if not is_run(path):
         return PUBLISHED
-    config = checkpoint.run_config(folder)
+    config = checkpoint.checkpoint_config(path)
     seen = config.stage == "rl" or any(source.kind in IMAGE_SOURCES for source in config.data.sources.values())
     return run_limits(config.data.images, vision.frames) if seen else PUBLISHED
 

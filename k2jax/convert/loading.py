@@ -16,7 +16,6 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 import numpy as np
 
 from k2jax import checkpoint
-from k2jax.config.phases import phase_at
 from k2jax.config.replace import replace_keys
 from k2jax.config.schema import ModelConfig
 from k2jax.convert import hub
@@ -168,8 +167,7 @@ def open_pretrained(path: str | Path) -> Opened:
     if is_run(path):
         step = checkpoint.checkpoint_step(path)
         # This machine decides which kernels run, not the machine that trained.
-        own = phase_at(checkpoint.run_config(checkpoint.run_folder(path)), int(step.name)).config
-        model = replace_keys(own.model, {"kernels": "auto"})
+        model = replace_keys(checkpoint.checkpoint_config(step).model, {"kernels": "auto"})
         reader = checkpoint.ParamsReader(step, [name for name, _ in named_specs(multimodal_specs(model))])
         dtype = lambda name, spec: reader.dtype(name)  # noqa: E731
         return Opened(model, functools.partial(_stored, reader), dtype, f"{path}, step {step.name}")

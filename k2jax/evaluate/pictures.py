@@ -17,7 +17,7 @@ from absl import flags
 import numpy as np
 
 from k2jax import cli, runtime
-from k2jax.checkpoint import run_config, run_folder
+from k2jax.checkpoint import checkpoint_config
 from k2jax.client import Sampling
 from k2jax.config.schema import Config
 from k2jax.convert.image_limits import processor_limits
@@ -80,7 +80,7 @@ def load_picture_reader(checkpoint: str | Path, config: Config, max_tokens: int,
 
     Args:
         checkpoint: a workdir, or one of its steps.
-        config: of its run.
+        config: of its run, or of the phase that saved it.
         max_tokens: most tokens of an answer.
         slots: questions that are answered at a time.
     """
@@ -119,7 +119,7 @@ def evaluate_pictures(
 
     Args:
         checkpoint: a workdir, or one of its steps.
-        config: of its run.
+        config: of its run, or of the phase that saved it.
         questions: of each kind.
         kinds: what is asked; empty is what the run trained on. What it did not train on is drawn in the largest
             of its sizes that shows it.
@@ -180,7 +180,7 @@ def main(values: flags.FlagValues) -> None:
     """Runs the command."""
     cli.require(values, "checkpoint")
     runtime.prepare()
-    config = run_config(run_folder(values.checkpoint))
+    config = checkpoint_config(values.checkpoint)
     options = {"kinds": values.kinds, "max_tokens": values.max_tokens}
     scores = evaluate_pictures(values.checkpoint, config, values.questions, **options)
     rows = [[score.kind, f"{score.seen:.3f}", f"{score.exchanged:.3f}", str(score.questions)] for score in scores]

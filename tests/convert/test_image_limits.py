@@ -4,12 +4,15 @@ import ast
 import json
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 import pytest
 import transformers
 
-from k2jax.config import defaults, source
+from k2jax.checkpoint import Checkpoints, checkpoint_config
+from k2jax.config import defaults, phase, source
 from k2jax.config.build import resolve, to_json
+from k2jax.config.identity import fixed_keys
 from k2jax.config.schema import VisionConfig
 from k2jax.convert.image_limits import CLIPS_FILE, IMAGES_FILE, PROCESSOR_FILE, copy_limits, processor_limits
 from k2jax.data.images.limits import PUBLISHED, ProcessorLimits, ResizeLimits
@@ -150,6 +153,31 @@ def test_a_run_reduces_images_as_it_trained_and_says_so_to_others(tmp_path):
         json.dumps(json.loads((tmp_path / "copy" / IMAGES_FILE).read_text()) | {"media_proc_cfg": None})
     )
     assert processor_limits(tmp_path / "copy", vision) == (ResizeLimits(64), ResizeLimits(16))  # transformers' dialect
+
+
+def test_a_checkpoint_of_a_run_with_phases_has_the_limits_of_its_phase(tmp_path):
+    config = defaults("pretrain", model="micro", vision="nano_vision")
+    config.data.sources = {"some": source(kind="synthetic_images", side=28)}
+    config.data.images.patches, config.data.sequence_length, config.train.steps = 64, 64, 4
+    config.phases.first = phase(rate="constant")
+    longer = ("data.images.patches=256", "data.sequence_length=128", "model.yarn.factor=4")
+    config.phases.second = phase(begin=2, rate="constant", overrides=longer)
+    (tmp_path / "config.json").write_text(to_json(resolve(config)))
+    checkpoints = Checkpoints(tmp_path)
+    for step in (2, 4):
+        checkpoints.save(step, {"w": np.zeros(2)}, {"m": np.zeros(2)}, {"config": fixed_keys(resolve(config), step)})
+    checkpoints.close()
+    for place, patches, length, factor in (
+        ("checkpoints/2", 64, 64, 1),
+        ("checkpoints/4", 256, 128, 4),
+        ("", 256, 128, 4),
+    ):
+        own = checkpoint_config(tmp_path / place)
+        assert processor_limits(tmp_path / place, own.model.vision) == (
+            ResizeLimits(own.data.images.image_patches, padded=patches),
+            ResizeLimits(4096, padded=patches // 4),
+        )
+        assert (own.data.sequence_length, own.model.yarn.factor) == (length, factor)
 
 
 def test_a_run_that_read_no_images_has_the_limits_of_kimi(tmp_path):

@@ -1,8 +1,13 @@
 """Scores of answers about pictures, and the questions that are asked."""
 
+from absl import flags
+import numpy as np
 import pytest
 
-from k2jax.config import defaults, source
+from k2jax.checkpoint import Checkpoints
+from k2jax.config import defaults, phase, source
+from k2jax.config.build import resolve, to_json
+from k2jax.config.identity import fixed_keys
 from k2jax.drawings.synthetic import BASIC_KINDS, KINDS, synthetic_sample
 from k2jax.errors import UserError
 from k2jax.evaluate import pictures
@@ -61,3 +66,24 @@ def test_a_kind_that_is_unknown_or_larger_than_the_pictures_of_a_run_is_refused(
         scores(monkeypatch, ("tabel",))
     with pytest.raises(UserError, match="pictures of 84 x 84 pixels are too small for chart: draw at least 112 x 84"):
         scores(monkeypatch, ("chart",), side=84)
+
+
+def test_the_command_takes_prompts_as_long_as_the_rows_of_the_phase_of_the_checkpoint(monkeypatch, tmp_path):
+    config, seen = defaults("pretrain", model="micro"), []
+    config.data.sources = {"some": source(kind="stdlib")}
+    config.data.sequence_length, config.train.steps = 64, 4
+    config.phases.first = phase(rate="constant")
+    config.phases.second = phase(begin=2, rate="constant", overrides=("data.sequence_length=128",))
+    (tmp_path / "config.json").write_text(to_json(resolve(config)))
+    checkpoints = Checkpoints(tmp_path)
+    for step in (2, 4):
+        checkpoints.save(step, {"w": np.zeros(2)}, {"m": np.zeros(2)}, {"config": fixed_keys(resolve(config), step)})
+    checkpoints.close()
+    monkeypatch.setattr(pictures.runtime, "prepare", lambda: None)
+    monkeypatch.setattr(pictures, "evaluate_pictures", lambda path, config, *_, **__: seen.append(config) or [])
+    for place in ("checkpoints/2", "checkpoints/4", ""):
+        values = flags.FlagValues()
+        pictures.define(values)
+        values(["pictures", f"--checkpoint={tmp_path / place}"])
+        pictures.main(values)
+    assert [config.data.sequence_length for config in seen] == [64, 128, 128]
