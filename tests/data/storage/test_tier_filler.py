@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from k2jax.config.schema import SourceConfig
 from k2jax.data import RowSource, prepare_data, shards
 from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.filling import RowsPart
