@@ -1,5 +1,6 @@
 """The tier is filled ahead of a run: in its order, within bounds, each chunk once, and what fails is its reader's."""
 
+import string
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 from k2jax.config.schema import SourceConfig
 from k2jax.data import RowSource, prepare_data, shards
+from k2jax.data.blocks import BLOCK
 from k2jax.data.conversation_rows import ConversationRows
 from k2jax.data.filling import RowsPart
 from k2jax.data.phases.block_rows import PhaseRows
@@ -17,7 +19,7 @@ from k2jax.data.stored_folder import upload
 from k2jax.errors import UserError
 from k2jax.files.objects import cached_reads
 from k2jax.files.objects.object_path import ObjectPath
-from tests.data.corpora import ListStream, data_config, equal, text_folder, words
+from tests.data.corpora import ListStream, data_config, equal, text_folder
 from tests.refusal import refused
 
 RUN = {"batch_size": 4, "seed": 0, "steps": 40}
@@ -27,7 +29,7 @@ class RecordedStream:
     """Every stretch takes two chunks; those that are named fail."""
 
     def __init__(self, failing=(), seconds=0.0):
-        self.filled, self.failing, self.seconds = [], set(failing), seconds
+        self.filled, self.steps, self.failing, self.seconds = [], [], set(failing), seconds
 
     def fill(self, start, stop):
         time.sleep(self.seconds)
@@ -55,7 +57,8 @@ def filler(monkeypatch):
     made = []
 
     def make(stream, steps=range(1000)):
-        made.append(TierFiller(lambda step: [(stream, 3 * step + n, 0) for n in range(3)], steps))
+        looked_up = lambda step: stream.steps.append(step) or [(stream, 3 * step + n, 0) for n in range(3)]  # noqa: E731
+        made.append(TierFiller(looked_up, steps))
         return made[-1]
 
     yield make
@@ -94,6 +97,7 @@ def test_steps_that_the_run_has_taken_are_left_out(filler):
     while not any(start >= 1500 for start in stream.filled) and time.monotonic() < settled_at:
         time.sleep(0.002)
     assert [start for start in stream.filled if 3 < start < 1497] == []
+    assert [step for step in stream.steps if 64 < step < 499] == []
 
 
 def test_behind_a_failure_nothing_is_fetched_until_the_run_is_a_step_further(filler):
@@ -122,15 +126,17 @@ def test_the_stretches_of_rows_are_what_is_read_for_them(length, monkeypatch):
 def built(tmp_path_factory):
     """The shards of a corpus on the disk."""
     folder = tmp_path_factory.mktemp("built")
-    prepare_data(data_config(folder / "cache", {"s": text_folder(folder / "texts", words(700))}), **RUN)
+    texts = [letter * 20_000 for letter in string.ascii_letters]
+    prepare_data(data_config(folder / "cache", {"s": text_folder(folder / "texts", texts)}), **RUN)
     [shards] = (folder / "cache" / "shards").iterdir()
     return shards
 
 
 @pytest.fixture
 def configs(tmp_path, built, store, monkeypatch):
-    """The corpus in chunks of a kilobyte, on the disk and in a store, whose tier is cold."""
-    monkeypatch.setattr(cached_reads, "CHUNK", 1000)
+    """The corpus in chunks of one block, on the disk and in a store, whose tier is cold; no reader asks ahead."""
+    monkeypatch.setattr(cached_reads, "CHUNK", BLOCK)
+    monkeypatch.setattr(cached_reads, "AHEAD", 0)
     monkeypatch.setattr(shards, "VERIFY_BELOW", 0)
     monkeypatch.setenv("K2JAX_STORE_REQUESTS", "4")
     upload(built, place := ObjectPath.parse(f"fake://b/shards/{built.name}"))
@@ -145,23 +151,23 @@ def reads(store):
 
 
 def test_a_cold_run_asks_ahead_and_together_for_every_chunk_once(configs, store):
-    local, stored = (prepare_data(config, **RUN) for config in configs)
-    chunks = -(-stored.manifests["s"]["files"]["train/tokens-00000.bin"]["bytes"] // 1000)
-    local, stored = local.loader, stored.loader
+    local, stored = (prepare_data(config, **RUN).loader for config in configs)
+    bounds = [bound for step in range(RUN["steps"]) for _, *bound in stored._read_by(step)]
+    chunks = len({2 * token // BLOCK for start, stop in bounds for token in (start, stop - 1)})
     store.seconds = 0.01
     batches = stored.batches()
     deadline = time.monotonic() + 10
     while len(reads(store)) < chunks and time.monotonic() < deadline:
         time.sleep(0.01)
     ahead = reads(store)
-    assert len(ahead) == len(set(ahead)) == chunks > 15
+    assert len(ahead) == len(set(ahead)) == chunks > 60
     assert 2 < store.together <= 4
     store.seconds = 0.0
     assert all(equal(a, b) for a, b in zip(batches, local.batches(), strict=True))
     assert reads(store) == ahead, "all was there before the run took its first batch"
 
 
-def test_local_shards_and_the_end_of_an_iterator_leave_no_threads(configs, store):
+def test_local_shards_and_the_end_of_an_iterator_leave_no_threads(configs, monkeypatch):
     def filling():
         return [thread for thread in threading.enumerate() if thread.name == "fill-tier"]
 
@@ -173,8 +179,9 @@ def test_local_shards_and_the_end_of_an_iterator_leave_no_threads(configs, store
     next(batches)
     batches.close()
     assert not filling()
-    for _ in (batches := stored.batches()):
-        pass
+    monkeypatch.setattr(tier_filler, "STEPS_AHEAD", 2)  # it waits for the run
+    next(batches := stored.batches())
+    assert filling()
     del batches
     deadline = time.monotonic() + 5
     while filling() and time.monotonic() < deadline:
@@ -187,4 +194,4 @@ def test_a_disk_without_room_ends_the_run_in_one_line_as_without_a_filler(config
     monkeypatch.setenv("K2JAX_STORE_CACHE_GB", "1e-6")
     with refused("a piece of .* bytes needs ten times its size"):
         list(stored.batches())
-    assert len(reads(store)) < 12
+    assert len(reads(store)) < 12, "of 60 and more"
