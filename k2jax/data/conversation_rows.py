@@ -57,9 +57,7 @@ class ConversationRows:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        window = bisect.bisect_right(self._starts, index) - 1
-        numbers = self._windows[window][index - self._starts[window]]
-        parts = [self._conversation(self._firsts[window] + number) for number in numbers]
+        parts = [unmarked(self.stream.read(*self._span(number))) for number in self._conversations(index)]
         row = pack_row([ids for ids, _ in parts], self.length)
         trained = np.concatenate([part for _, part in parts])
         row.targets["weights"][: len(trained)] *= trained  # a conversation's first token has no weight as it is
@@ -67,9 +65,18 @@ class ConversationRows:
 
     def beginning(self, number: int, tokens: int) -> np.ndarray:
         """The prompt of conversation ``number``: all that precedes the assistant's first token, of any length."""
-        ids, trained = self._conversation(number)
+        ids, trained = unmarked(self.stream.read(*self._span(number)))
         return ids[: np.argmax(trained)]
 
-    def _conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        """The stretches of the stream that row ``index`` reads."""
+        return [self._span(number) for number in self._conversations(index)]
+
+    def _conversations(self, index: int) -> list[int]:
+        window = bisect.bisect_right(self._starts, index) - 1
+        numbers = self._windows[window][index - self._starts[window]]
+        return [self._firsts[window] + number for number in numbers]
+
+    def _span(self, number: int) -> tuple[int, int]:
         start, end = (int(offset) for offset in self.stream.offsets[number : number + 2])
-        return unmarked(self.stream.read(start, end))
+        return start, end

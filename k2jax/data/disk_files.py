@@ -25,6 +25,10 @@ class OpenedFile(Protocol):
         """Is told that these bytes are wrong; returns whether they are worth to be read again."""
         ...
 
+    def fill(self, start: int, stop: int) -> int:
+        """Has these bytes near; returns how many pieces were fetched for that. Raises UserError."""
+        ...
+
 
 class Files(Protocol):
     """The files of a corpus."""
@@ -60,6 +64,10 @@ class DiskFile:
     def forget(self, start: int, stop: int) -> bool:
         """See ``OpenedFile``."""
         return False
+
+    def fill(self, start: int, stop: int) -> int:
+        """See ``OpenedFile``."""
+        return 0
 
 
 class DiskFiles:

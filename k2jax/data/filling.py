@@ -72,6 +72,10 @@ class RowsPart:
         period, place = divmod(index, len(self._own))
         return period * _SLOTS + int(self._own[place])
 
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        """The stretches of the stream that row ``index`` reads."""
+        return self._rows.stretches(self.number(index))
+
     def __getitem__(self, index: int) -> PackedBatch:
         """Row ``index``; raises IndexError outside ``[0, len)``."""
         if not 0 <= index < self._count:

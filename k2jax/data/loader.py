@@ -19,6 +19,7 @@ from k2jax.data.packing import bits_per_byte, shuffle_seed
 from k2jax.data.permutation import LARGEST_OF_GRAIN, DrawnRows, shuffled
 from k2jax.data.planned_rows import drawn_before, drawn_rows
 from k2jax.data.processes import end_with
+from k2jax.data.storage.tier_filler import FilledBatches, RowStretches, TierFiller
 from k2jax.data.vision_share import VisionShare
 from k2jax.errors import UserError
 from k2jax.mixture_plan import MixturePlan
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from k2jax.data.filled_mixture import SplitRows
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.image_rows import PlannedRow
+    from k2jax.data.storage.tier_filler import Stretch
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
 PREFETCHED_BATCHES = 4
@@ -88,6 +90,10 @@ class DataLoader:
         if images:
             self._check_patch_rows(images.shape.rows)
         self._shuffled = [_ordered(rows[name], shuffle_seed(seed, name)) for name in self._names]
+        stored = [name for name in self._names if name not in self._filled and _is_stored(rows[name])]
+        self._stretches = {
+            self._names.index(name): _ordered(RowStretches(rows[name]), shuffle_seed(seed, name)) for name in stored
+        }
 
     def _check_patch_rows(self, rows: int) -> None:
         """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
@@ -129,9 +135,10 @@ class DataLoader:
     def batches(self, start_step: int = 0) -> Iterator[PackedBatch]:
         """Iterates over the batches from ``start_step`` to the last; they are made ahead from this call on.
 
-        The iterator is grain's; ``close()`` or deleting it ends its threads and processes. The batches and their order
-        do not depend on the number of processes.
+        ``close()`` or deleting the iterator ends its threads and processes. The batches and their order do not depend
+        on the number of processes. Of text that lies in a store, the disk tier is filled ahead.
         """
+        filler = TierFiller(self._read_by, range(start_step, self._steps)) if self._stretches else None
         steps = grain.MapDataset.range(start_step, self._steps).map(self.batch)
         steps = steps.to_iter_dataset(grain.ReadOptions(READ_THREADS, PREFETCHED_BATCHES))
         if self._workers:
@@ -141,7 +148,13 @@ class DataLoader:
             steps = steps.mp_prefetch(options, functools.partial(_end_with, os.getpid()))
         batches = iter(steps)
         batches.start_prefetch()
-        return batches
+        return batches if filler is None else FilledBatches(batches, filler)
+
+    def _read_by(self, step: int) -> list[Stretch]:
+        """What this process reads of a store for a step, in order."""
+        sources, draws = (each.tolist() for each in self._drawn(step))
+        own = [row for row in self._local_rows if row < self._batch_size and sources[row] in self._stretches]
+        return [each for row in own for each in self._stretches[sources[row]][draws[row]]]
 
     def rows(self, step: int, numbers: Sequence[int]) -> PackedBatch:
         """Some rows of text of a step's batch, whichever processes read them, NumPy arrays ``[numbers, sequence]``."""
@@ -185,6 +198,11 @@ def _ordered(rows: SplitRows, seed: int) -> DrawnRows:
     """The rows in a seeded order without an end; those of a phase window after window."""
     windows = getattr(rows, "windows", [rows])
     return shuffled(rows, seed) if len(windows) == 1 else _WindowsInTurn(windows, seed)
+
+
+def _is_stored(rows: SplitRows) -> bool:
+    """Whether rows are of text that lies in a store."""
+    return hasattr(rows, "stretches") and rows.stream.is_stored
 
 
 def _end_with(parent: int, worker: int, workers: int) -> None:

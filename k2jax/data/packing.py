@@ -53,6 +53,10 @@ class RowSource:
         start = index * (self.length - 1)
         return start, min(start + self.length, self.stream.tokens)
 
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        """The stretches of the stream that row ``index`` reads."""
+        return [self.span(index)]
+
     def documents(self, start: int, stop: int) -> list[np.ndarray]:
         """The documents and fragments of documents in a stretch of the stream."""
         return np.split(self.stream.read(start, stop), self.stream.offsets.between(start, stop) - start)

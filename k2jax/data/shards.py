@@ -92,10 +92,28 @@ class TokenStream:
         Raises:
             UserError: if a file of tokens is found damaged; the message names it and the folder to delete.
         """
-        first = bisect.bisect_right(self._starts, start) - 1
-        last = bisect.bisect_left(self._starts, stop)
-        arrays = [self._read_shard(i, start, stop) for i in range(first, last)]
+        arrays = [self._read_shard(i, start, stop) for i in self._shards(start, stop)]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it lies in an object store, and is read by way of this machine's disk."""
+        return isinstance(self._files, StoredFiles)
+
+    def fill(self, start: int, stop: int) -> int:
+        """Has this machine's disk hold what a row of tokens ``start`` to ``stop`` needs.
+
+        Returns:
+            How many chunks of token files were fetched for that, without repetition.
+
+        Raises:
+            UserError: the store failed, the disk cannot be written, or an index is damaged.
+            FileNotFoundError: an object is gone.
+        """
+        fetched = sum(self._opened(i).fill(*self._extent(i, start, stop)) for i in self._shards(start, stop))
+        if fetched:
+            self.offsets.between(start, stop)
+        return fetched
 
     def check(self) -> None:
         """Reads all tokens and indices; raises UserError as ``read`` does."""
@@ -130,10 +148,18 @@ class TokenStream:
         return BlockFile(self._folder / self._names[number], self._sizes[number], sums, self._folder, files=self._files)
 
     def _read_shard(self, shard: int, start: int, stop: int) -> np.ndarray:
+        data = self._opened(shard).read(*self._extent(shard, start, stop))
+        return np.frombuffer(data, self._dtype).astype(np.int32)
+
+    def _shards(self, start: int, stop: int) -> range:
+        """The token files of a stretch."""
+        return range(bisect.bisect_right(self._starts, start) - 1, bisect.bisect_left(self._starts, stop))
+
+    def _extent(self, shard: int, start: int, stop: int) -> tuple[int, int]:
+        """The bytes of a stretch in a token file."""
         begin, end = max(start, self._starts[shard]), min(stop, self._starts[shard + 1])
         size, origin = self._dtype.itemsize, self._starts[shard]
-        data = self._opened(shard).read((begin - origin) * size, (end - origin) * size)
-        return np.frombuffer(data, self._dtype).astype(np.int32)
+        return (begin - origin) * size, (end - origin) * size
 
 
 @dataclasses.dataclass(frozen=True)

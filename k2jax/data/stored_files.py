@@ -29,6 +29,10 @@ class StoredFile:
         self._ranges.forget(start, stop)
         return True
 
+    def fill(self, start: int, stop: int) -> int:
+        """See ``disk_files.OpenedFile``; raises as ``CachedRanges.fill`` does."""
+        return self._ranges.fill(start, stop)
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredFiles:

@@ -18,6 +18,8 @@ class Places(np.ndarray):
 class ListStream:
     """A TokenStream over documents in memory; by default token values are stream positions plus one."""
 
+    is_stored = False
+
     def __init__(self, lengths):
         self.offsets = np.cumsum([0, *lengths]).view(Places)
         self.documents, self.tokens = len(lengths), int(self.offsets[-1])

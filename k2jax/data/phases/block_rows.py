@@ -7,6 +7,8 @@ before it. Where one block ends and another begins, a document is cut as at the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from k2jax.data.packing import RowSource
@@ -56,14 +58,19 @@ class BlockRows(RowSource):
 
     def documents(self, start: int, stop: int) -> list[np.ndarray]:
         """The documents and fragments of documents in a stretch of the blocks, one after the other."""
-        parts: list[np.ndarray] = []
+        return [part for first, last in self._in_stream(start, stop) for part in RowSource.documents(self, first, last)]
+
+    def stretches(self, index: int) -> list[tuple[int, int]]:
+        """The stretches of the stream that row ``index`` reads."""
+        return list(self._in_stream(*self.span(index)))
+
+    def _in_stream(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         block = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             end, own = min(stop, int(self._ends[block])), int(self._starts[block])
             first = own + start - (int(self._ends[block - 1]) if block else 0)
-            parts += super().documents(first, first + end - start)
+            yield first, first + end - start
             start, block = end, block + 1
-        return parts
 
 
 class PhaseRows(BlockRows):

@@ -58,6 +58,22 @@ class CachedRanges:
         for number in range(start // CHUNK, -(-stop // CHUNK)):
             disk_tier().forget(self._key(number))
 
+    def fill(self, start: int, stop: int) -> int:
+        """Fetches the chunks with these bytes that are neither there nor on their way, and returns how many these were.
+
+        Nothing is repeated: what fails is asked for again by who needs it. Errors are those of ``read``.
+        """
+        fetched = 0
+        for number in range(start // CHUNK, -(-stop // CHUNK)):
+            key = self._key(number)
+            if not disk_tier().holds(key) and _claim(key):
+                try:
+                    disk_tier().read(key, 0, 0, functools.partial(self._fetch, number, ONCE))
+                finally:
+                    _release(key)
+                fetched += 1
+        return fetched
+
     def _key(self, number: int) -> ChunkKey:
         return ChunkKey(str(self._path), self._path.version, number)
 
@@ -82,18 +98,28 @@ _PENDING: set[ChunkKey] = set()
 _LOCK = threading.Lock()
 
 
+def _claim(key: ChunkKey) -> bool:
+    """Whether nobody else of this process fetches a chunk ahead; then it is the caller's."""
+    with _LOCK:
+        mine = key not in _PENDING
+        _PENDING.add(key)
+    return mine
+
+
+def _release(key: ChunkKey) -> None:
+    with _LOCK:
+        _PENDING.discard(key)
+
+
 def _ahead(key: ChunkKey, fetch: functools.partial[bytes]) -> None:
     """Fetches a chunk in another thread, without repetition: what fails is asked for again by who needs it."""
-    with _LOCK:
-        if key in _PENDING:
-            return
-        _PENDING.add(key)
+    if not _claim(key):
+        return
 
     def work() -> None:
         with contextlib.suppress(UserError, FileNotFoundError):
             disk_tier().read(key, 0, 0, fetch)
-        with _LOCK:
-            _PENDING.discard(key)
+        _release(key)
 
     _threads(os.getpid()).submit(work)
 

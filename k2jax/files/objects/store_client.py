@@ -113,14 +113,16 @@ class StoreClient:
             return data
 
         data = self._ask(ask, place, rule or RULE)
-        COUNTS.bytes += len(data)
+        with self._lock:
+            COUNTS.bytes += len(data)
         return data
 
     def read_all(self, place: str, most: int | None = None) -> bytes:
         """A whole object of any length, or its first ``most`` bytes; errors as of ``read``."""
         limits = {} if most is None else {"start": 0, "end": most}
         data = bytes(self._ask(lambda: self._files.cat_file(place, **limits), place, RULE))
-        COUNTS.bytes += len(data)
+        with self._lock:
+            COUNTS.bytes += len(data)
         return data
 
     def info(self, place: str) -> ObjectInfo:
