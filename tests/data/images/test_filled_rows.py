@@ -69,6 +69,7 @@ class LongStream:
     """A stream of a thousand million tokens, none of which is read."""
 
     documents, tokens, bytes, targets = 10**6, 10**9, 4 * 10**9, 10**9 - 10**6
+    is_stored = False
 
 
 @pytest.mark.parametrize("caption", [30, 100, 300])
