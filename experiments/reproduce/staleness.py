@@ -3,8 +3,8 @@
 Reproduces: overlapped generation and training with a bound of staleness (Kimi K2, section 3.3; KAT-Coder-V2, section
 3.3.2) at the scale of a laptop, and IcePop as a remedy for old samples. The model, the tasks and the start are those of
 ``nano_post_training``, whose finished runs are used where the workdir is the same. An engine in a process of its own
-generates without pause; with ``look_ahead`` one above the bound it runs ahead as far as the bound lets it, so that a
-larger bound gives older samples. Beside these runs stands the one whose engine lies on the trainer's devices.
+generates while the trainer updates, and runs ahead as far as the bound lets it, so that a larger bound gives older
+samples. Beside these runs stands the one whose engine lies on the trainer's devices.
 Expected: written down by the runs (docs/reproductions.md).
 
     python -m k2jax.reproduce staleness --workdir=runs/nano_post_training

@@ -61,6 +61,7 @@ class EnginePool(RoutedClient):
         version: of the weights that were published last; None before the first.
         subagents: the same engines for sub-agents, see ``RoleShares``.
         watched: called now and then, see ``own_engines``.
+        noticed: called when an engine has other weights, is gone, or may be asked for less.
         beside: pools of other roles, by name, whose engines join where this one's do.
     """
 
@@ -72,6 +73,7 @@ class EnginePool(RoutedClient):
         self.version: int | None = None
         self.subagents: Client = SubagentClient(self)
         self.watched: Callable[[], None] = lambda: None
+        self.noticed: Callable[[], None] = lambda: None
         self.beside: dict[str, EnginePool] = {}
         self._published: dict[int, str] = {}
         self._servers: list[asyncio.Server] = []
@@ -213,6 +215,7 @@ class EnginePool(RoutedClient):
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self.noticed()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +223,10 @@ class EnginePool(RoutedClient):
         """From now on requests go to engines that have at least this version of the weights."""
         self.needed = version
         self._notify()
+
+    def sampled_by(self) -> int | None:
+        """The least version of the weights by which a token is sampled that is asked for now; None is any."""
+        return min((each.version for each in self.engines.values() if self._is_able(each)), default=self.needed)
 
     async def longest_sequence(self) -> int:
         """See ``Client.longest_sequence``."""

@@ -118,7 +118,10 @@ def open_workers(
     shared = config, client, parts.chat, parts.tokenizer, scorer
     episodes = WorkerEpisodes(pool, trace, *shared, media=media, roles=roles)
     admission = _Admitted(config, client)
-    rollouts = Rollouts(episodes, parts.mixture, window, log, admission.limit, client.check)
+    sampled_by = client.sampled_by if isinstance(client, EnginePool) else lambda: None
+    rollouts = Rollouts(episodes, parts.mixture, window, log, admission.limit, client.check, sampled_by=sampled_by)
+    if isinstance(client, EnginePool):
+        client.noticed = rollouts.go_on
     admission.follow(lambda: rollouts.running)
     failures.append(rollouts.fail)
     sampler = WorkerSampler(

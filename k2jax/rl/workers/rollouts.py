@@ -58,6 +58,8 @@ class Rollouts:
         log: of complete groups.
         limit: returns how many episodes may run now.
         check_engine: raises what has ended the engine, if anything has.
+        sampled_by: returns the least version of the weights by which a token is sampled that is asked for now; None are
+            the trainer's.
 
     Attributes:
         begins: whether episodes begin; an evaluation sets it to False, or the window would run far ahead of training.
@@ -71,9 +73,11 @@ class Rollouts:
         log: GroupLog,
         limit: Callable[[], int],
         check_engine: Callable[[], None],
+        *,
+        sampled_by: Callable[[], int | None] = lambda: None,
     ):
         self._episodes, self._mixture, self._window, self._log = episodes, mixture, window, log
-        self._limit, self._check_engine = limit, check_engine
+        self._limit, self._check_engine, self._sampled_by = limit, check_engine, sampled_by
         self._prompts, self._samples = episodes.config.rl.rollout.prompts, episodes.config.rl.rollout.samples
         self._groups: dict[int, PromptGroup] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # (prompt, sample) that have not begun
@@ -85,7 +89,7 @@ class Rollouts:
         self._writer = ThreadPoolExecutor(1, "groups")  # of the log: one call at a time, in order
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
-        self._step = 1
+        self._step, self._version = 0, 0  # the next update once one is waited for, and the version of its weights
         self.begins = True
 
     @property
@@ -114,7 +118,7 @@ class Rollouts:
             UserError: a mistake in a task.
             RuntimeError: the engine has failed, or a worker has met a mistake of the program.
         """
-        self._step = step
+        self._step, self._version = step, step - 1
         while True:
             self._check_engine()  # first: what has ended the engine says more than what it led to
             if self._error is not None:
@@ -123,7 +127,8 @@ class Rollouts:
             self._fill()
             taken = self._window.take()
             if taken is not None:
-                asyncio.get_running_loop().call_soon(self._go_on)  # there is room for others now
+                self._version = step
+                asyncio.get_running_loop().call_soon(self.go_on)  # there is room for others now
                 return self._handed_on(*taken)
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -181,7 +186,7 @@ class Rollouts:
             if not self.begins or len(self._running) >= self._limit():
                 return
             if not self._waiting:
-                number = self._window.draw()
+                number = self._window.draw(self._batches_in_time())
                 if number is None:
                     return
                 self._begin(number)
@@ -189,7 +194,17 @@ class Rollouts:
             episode = asyncio.ensure_future(self._run(*self._waiting.popleft()))
             self._running.add(episode)
             episode.add_done_callback(self._running.discard)
-        asyncio.get_running_loop().call_soon(self._go_on)
+        asyncio.get_running_loop().call_soon(self.go_on)
+
+    def _batches_in_time(self) -> int | None:
+        """In how many of the next batches a prompt that begins now would not be too old; None are all of them.
+
+        While the trainer updates, engines of their own are a version behind, or more where weights travel.
+        """
+        sampled_by = self._sampled_by()
+        if self._most_stale is None or sampled_by is None:
+            return None
+        return max(0, self._most_stale + 1 - (self._version - sampled_by))
 
     def _begin(self, number: int) -> None:
         """Lets the episodes of a prompt wait for room; a group that an earlier process has completed is complete."""
@@ -216,12 +231,12 @@ class Rollouts:
         except BaseException as error:  # nobody waits for this task
             self.fail(error)
         self._changed.set()
-        asyncio.get_running_loop().call_soon(self._go_on)
+        asyncio.get_running_loop().call_soon(self.go_on)
 
     def _on_writer(self, function: Callable[..., None], *arguments: object) -> asyncio.Future[None]:
         return asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Begins the next episodes also while nobody waits for a batch: their tools need no engine."""
-        if self._error is None:
+        if self._error is None and self._step:
             self._fill()

@@ -8,7 +8,8 @@ and tests/rl/workers/test_window.py checks them:
 - a complete one that is too stale to be trained on is under way again, and open all the time;
 - no number is drawn that is ``look_ahead`` or more above the oldest one that is not complete, nor while as many are
   open: groups that end first are short ones, and a prompt whose episodes are long cannot be overtaken for ever;
-- where all open numbers are complete and are no batch yet, the next one can be drawn.
+- where all open numbers are complete and are no batch yet, the next one can be drawn;
+- a caller that knows how old samples will be may draw less: nothing that would come too late (``draw``'s ``batches``).
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ class DrawWindow:
         """The oldest open number; the next one to be drawn where none is open."""
         return min(self.open, default=self.drawn)
 
-    def draw(self) -> int | None:
-        """Draws the next number; None where it would be too far ahead, or the run needs no more."""
+    def draw(self, batches: int | None = None) -> int | None:
+        """Draws the next number; None where it would be too far ahead, or the run needs no more.
+
+        Args:
+            batches: of the open prompts the drawn one has to be in one of the next so many; None is any.
+        """
+        most = self._look_ahead if batches is None else min(self._look_ahead, batches * self._batch)
         slowest = min(self.open - self.complete, default=self.drawn)
-        if self.drawn >= min(slowest + self._look_ahead, self._total) or len(self.open) >= self._look_ahead:
+        if self.drawn >= min(slowest + self._look_ahead, self._total) or len(self.open) >= most:
             return None
         number, self.drawn = self.drawn, self.drawn + 1
         self.open.add(number)

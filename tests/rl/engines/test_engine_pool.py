@@ -154,3 +154,24 @@ async def test_another_version_of_the_wire_is_refused_by_name_on_both_sides(tmp_
             await CountingEngine("other").member.serve(EngineAddress(str(tmp_path / "s")))
         assert said[0].startswith(f"an engine that wants to join speaks version {wire.VERSION + 1} of the wire")
         assert not pool.engines
+
+
+async def test_the_run_learns_by_which_weights_the_next_tokens_come_and_when_that_changes(tmp_path):
+    old, new, noticed = CountingEngine("old"), CountingEngine("new", 1), []
+    async with opened(tmp_path / "s", published=2) as (pool, _):
+        pool.noticed = lambda: noticed.append(pool.sampled_by())
+        assert pool.sampled_by() is None  # nobody is there, and nothing is needed
+        await pool.need(1)
+        assert pool.sampled_by() == 1  # whoever joins answers with these weights at least
+        async with joined(pool, tmp_path / "s", old, new):
+            assert pool.sampled_by() == 1  # nothing goes to the old one
+            await pool.need(0)
+            assert pool.sampled_by() == 0
+            new.take(2)
+            await until(lambda: pool.engines[1].version == 2)
+            assert pool.sampled_by() == 0
+            old.take(2)
+            await until(lambda: noticed[-1] == 2)
+            new.kill()
+            before = len(noticed)
+            await until(lambda: len(noticed) > before)

@@ -43,7 +43,9 @@ async def trained_versions(data, folder, sizes, most_stale, iterations):
     engines, stale, trained = [CountingEngine("a"), CountingEngine("b")], 0, []
     async with opened(folder / "s") as (pool, _), joined(pool, folder / "s", *engines):
         episodes = PooledEpisodes(pool, *sizes, most_stale)
-        opened_rollouts, _ = rollouts(folder, episodes, ahead=1 + most_stale, iterations=iterations)
+        options = {"ahead": 1 + most_stale, "iterations": iterations, "sampled_by": pool.sampled_by}
+        opened_rollouts, _ = rollouts(folder, episodes, **options)
+        pool.noticed = opened_rollouts.go_on
         opened_rollouts._on_writer = at_once
 
         async def act(version):

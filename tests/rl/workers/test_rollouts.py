@@ -50,11 +50,11 @@ class Prompts:
         return DrawnTask("kind", Task(str(number), "d", (), "v"))
 
 
-def rollouts(folder, episodes, *, ahead=2, iterations=4, limit=100, check=lambda: None):
+def rollouts(folder, episodes, *, ahead=2, iterations=4, limit=100, check=lambda: None, **options):
     rollout = episodes.config.rl.rollout
     window = DrawWindow(rollout.prompts, ahead * rollout.prompts, iterations * rollout.prompts)
     log = GroupLog(folder, rollout.samples, {})
-    return Rollouts(episodes, Prompts(), window, log, lambda: limit, check), window
+    return Rollouts(episodes, Prompts(), window, log, lambda: limit, check, **options), window
 
 
 def test_seven_of_eight_episodes_end_at_once_while_one_waits_for_its_tool(tmp_path):
@@ -288,3 +288,31 @@ def test_a_group_that_was_overtaken_for_too_long_is_sampled_again_and_counted(tm
 
     seen, version = asyncio.run(run())
     assert seen == [([0], 0, 0.0), ([1], 0, 0.0), ([3], 0, 0.0), ([4], 1, 0.5), ([2], 0, 0.0)] and version == 3
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 3), st.integers(0, 3), st.data())
+def test_nothing_begins_that_would_be_too_old_and_all_else_does(prompts, most_stale, data):
+    episodes, sampled_by = SteeredEpisodes(prompts, 1, most_stale), [0]
+
+    async def run(folder):
+        options = {"ahead": most_stale + 1, "iterations": 8, "sampled_by": lambda: sampled_by[0]}
+        opened, window = rollouts(Path(folder), episodes, **options)
+        opened._on_writer = at_once
+        opened.go_on()
+        assert not window.drawn  # a checkpoint may say later where the window is
+        for step in range(1, 9):
+            batch = asyncio.ensure_future(opened.batch(step))
+            episodes.version = sampled_by[0] = step - 1  # the engines take the weights of the last update
+            opened.go_on()
+            await settle()
+            for number in sorted(episodes.waiting)[: data.draw(st.integers(prompts, prompts * (most_stale + 1)))]:
+                episodes.waiting[number].set_result(None)
+            await settle()
+            assert batch.done() and batch.result().stale == 0
+            # The trainer updates the version step - 1, which the engines still have; the next one updates step.
+            assert len(window.open) == min(prompts * most_stale, window._total - step * prompts)
+        await opened.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(folder))
