@@ -15,8 +15,8 @@ import numpy as np
 from k2jax.report.style import PALETTE, legend, new_figure, style_axes
 from k2jax.report.table import markdown_table
 from k2jax.reproduce import RunResult, Study, Summary, curve
-from k2jax.reproduce.figures import seed_bars, seed_curves
-from k2jax.reproduce.seeds import SeedRecords, for_seeds
+from k2jax.reproduce.figures import seed_bars
+from k2jax.reproduce.seeds import SeedRecords, for_seeds, seeds_of
 from k2jax.reproduce.study_file import load_study_file
 
 base = load_study_file("nano_post_training")
@@ -33,7 +33,8 @@ LABELS = {
 SEPARATE = [name for name in LABELS if name.startswith("rl_stale")]
 ACCURACY = {"eval/greedy": "greedy", "eval/avg@8": "Avg@8", "eval/pass@8": "pass@8"}
 COLUMNS = {"staleness": ("versions old", 2), "stale": ("groups dropped as stale", 4)}
-COLUMNS |= {"clipped": ("clipped", 4), "mismatch": ("apart [nats a token]", 5), "minutes": ("minutes", 1)}
+COLUMNS |= {"clipped": ("clipped", 4), "mismatch": ("apart [nats a token]", 5)}
+SMOOTH = 5  #: iterations over which curves are averaged
 
 
 def separate(bound: int) -> dict:
@@ -71,8 +72,7 @@ def summarize(results: dict[str, RunResult]) -> Summary:
     header = ("run", *ACCURACY.values(), *(title for title, _ in COLUMNS.values()))
     text = (
         f"{markdown_table(header, rows)}\n1,000 held-out problems; mean (lowest to highest) over {len(measured.seeds)} "
-        "seeds. Versions old is the mean over sampled tokens and iterations, of samples when they are trained on; "
-        "minutes are those of training.\n"
+        "seeds. Versions old is the mean over sampled tokens and iterations, of samples when they are trained on.\n"
     )
     return Summary(text, _figure(results, measured))
 
@@ -82,23 +82,32 @@ def _statistics(result: RunResult) -> dict[str, float]:
     keys = {"staleness": "staleness", "stale": "window/stale"}
     keys |= {"clipped": "policy/clipped", "mismatch": "tokens/mismatch"}
     found = {name: values for name, key in keys.items() if (values := curve(result, key)[1])}
-    minutes = curve(result, "seconds")[1][-1] / 60
-    return {name: float(np.mean(values)) for name, values in found.items()} | {"minutes": minutes}
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def _figure(results: dict[str, RunResult], measured: SeedRecords):
-    figure, axes = new_figure(1, 3, height=4.0)
+    figure, axes = new_figure(2, 2, height=7.4)
     for run, color in zip(("rl_k2.5", *SEPARATE), PALETTE, strict=False):
-        seed_curves(axes[0, 0], results, run, "accuracy", label=LABELS[run], color=color)
-        if run in SEPARATE:
-            seed_curves(axes[0, 1], results, run, "staleness", label=LABELS[run], color=color)
-    style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y="share")
-    style_axes(axes[0, 1], title="How old samples are", x="iteration", y="versions, mean over tokens")
-    legend(axes[0, 0])
-    seed_bars(axes[0, 2], measured, LABELS, {"eval/greedy": "greedy", "eval/avg@8": "Avg@8"})
-    style_axes(axes[0, 2], title="Held-out accuracy", x="share of problems, mean and range of seeds")
-    axes[0, 2].legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
+        for panel, metric in ((axes[0, 0], "accuracy"), (axes[0, 1], "staleness")):
+            panel.plot(*_mean_curve(results, run, metric), color=color, label=LABELS[run])
+    style_axes(axes[0, 0], title="Sampled responses that are right", x="iteration", y=f"share, mean of {SMOOTH}")
+    style_axes(axes[0, 1], title="How old samples are", x="iteration", y=f"versions, mean of {SMOOTH}")
+    axes[0, 0].set_ylim(0.35, 1)  # the legend lies under the curves
+    legend(axes[0, 0], loc="lower right")
+    axes[1, 1].remove()
+    bars = axes[1, 0]
+    bars.set_subplotspec(axes[1, 0].get_gridspec()[1, :])
+    seed_bars(bars, measured, LABELS, {"eval/greedy": "greedy", "eval/avg@8": "Avg@8"})
+    style_axes(bars, title="Held-out accuracy", x="share of problems, mean and range of seeds")
+    bars.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
     return figure
+
+
+def _mean_curve(results: dict[str, RunResult], run: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """A metric along a run, the mean over seeds and over ``SMOOTH`` iterations."""
+    seeds = [curve(results[f"seed{seed}_{run}"], metric) for seed in seeds_of(results)]
+    values = np.convolve(np.mean([values for _, values in seeds], 0), np.ones(SMOOTH) / SMOOTH, "valid")
+    return np.array(seeds[0][0][SMOOTH - 1 :]), values
 
 
 STUDY = Study(get_config, runs, summarize, prepare=prepare, held_out=held_out_configs, evaluate=evaluate)
