@@ -4,6 +4,7 @@ Example:
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --phase=long
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --sweep
+    python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:8x8x16 --residuals
     python -m k2jax.aot --config=experiments/pretrain/k2_1t.py --topology=v5p:4x4x4 --mode=decode \
         --config.parallel.expert=64
     python -m k2jax.aot --config=experiments/rl/k2_1t.py --topology=v5p:8x8x16 --mode=sync
@@ -16,14 +17,15 @@ collectives by kind, axis and bytes, FLOPs, and an estimate of the step's time w
 step of --phase, or of the one with most tokens. --sweep estimates every
 layout of that batch on the topology (stages, experts, data, micro-batches, parts of the experts' exchange, and
 recomputation with FP8 and offloading) and compiles the best; it names those that do not fit, and exits with 1 only if
-none fits. --mode=prefill and --mode=decode compile the inference engine's programs for the config's model instead,
-with experts over config.parallel.expert devices and as many sequences of --context tokens as fit. --mode=sync compiles
-what an iteration of reinforcement learning runs on one slice: the training step, the programs that bring its weights
-to the engine of config.rl.rollout, prefill and decode, also of the engines of config.rl.roles, with the policy's
-architecture; it prints HBM in each phase, and bytes and time of the switch. --mode=restart compiles nothing: it prints
-by formulas what the loss of a host costs, of the trainer, of an engine and of a pool of workers, with every constant.
-With "kernels", it compiles every kernel at the shapes of Kimi K2; there the roofline is the least time that one device
-could need. All times are arithmetic: nothing is run.
+none fits. --residuals compiles nothing: it prints what residuals of a pipeline's chunks would take in all live slots,
+and what keeping them would spare the backward. --mode=prefill and --mode=decode compile the inference engine's programs
+for the config's model instead, with experts over config.parallel.expert devices and as many sequences of --context
+tokens as fit. --mode=sync compiles what an iteration of reinforcement learning runs on one slice: the training step,
+the programs that bring its weights to the engine of config.rl.rollout, prefill and decode, also of the engines of
+config.rl.roles, with the policy's architecture; it prints HBM in each phase, and bytes and time of the switch.
+--mode=restart compiles nothing: it prints by formulas what the loss of a host costs, of the trainer, of an engine and
+of a pool of workers, with every constant. With "kernels", it compiles every kernel at the shapes of Kimi K2; there the
+roofline is the least time that one device could need. All times are arithmetic: nothing is run.
 """
 
 import json
@@ -53,6 +55,9 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("slots", 0, "Sequences of prefill and decode; 0 is as many as fit.", **to, lower_bound=0)
     flags.DEFINE_string("phase", "", "Phase of the config; empty is the one with most tokens.", **to)
     flags.DEFINE_bool("sweep", False, "Estimate every layout of the config, and compile the best.", **to)
+    flags.DEFINE_bool("residuals", False, "Print what a pipeline's chunks could keep; compile nothing.", **to)
+    flags.DEFINE_float("taken_gb", 0.0, "HBM of the compiled step, for --residuals; 0 is by formulas.", **to)
+    flags.DEFINE_float("step_seconds", 0.0, "Time of the compiled step, for --residuals; 0 is by formulas.", **to)
     flags.DEFINE_integer("best", 2, "Number of a sweep's layouts to compile.", **to)
     flags.DEFINE_integer("engines", 0, "Separate engines, for --mode=restart.", **to, lower_bound=0)
     flags.DEFINE_string("engine_topology", "v5p:4x4x4", "TPU topology of each separate engine.", **to)
@@ -140,6 +145,8 @@ def training(values: flags.FlagValues) -> int:
 
     phase = chosen_phase(cli.config_of(values), values.phase)
     config = compiling.for_tpu(phase.config)
+    if values.residuals:
+        return residuals(values, config)
     if phase.name and not values.json:
         print(f"phase {phase.name}, steps {phase.first + 1:,} to {phase.last:,}", flush=True)
     layouts = compiling.best_layouts(config, values.topology) if values.sweep else []
@@ -166,6 +173,21 @@ def training(values: flags.FlagValues) -> int:
     print("".join(f"{line}\n" for line in too_large), end="", file=sys.stderr)
     if too_large and len(too_large) == len(chosen):
         return _does_not_fit(f"of {len(layouts)} layouts none of the {len(too_large)} compiled ones fits; raise --best")
+    return 0
+
+
+def residuals(values: flags.FlagValues, config: Config) -> int:
+    """Prints what chunks of a pipeline could keep; compiles nothing."""
+    if values.sweep:
+        raise UserError("--residuals is of one layout; leave out --sweep")
+    from k2jax.aot.cost.estimate import Estimator, place
+    from k2jax.aot.report.residual_table import StepTaken, residual_json, residual_table
+
+    placement = place(config, topology.chip_of(values.topology), topology.devices(values.topology))
+    estimate = Estimator(config, placement).estimate()
+    taken = values.taken_gb * 1e9 or estimate.hbm.total
+    step = StepTaken(values.topology, taken, values.step_seconds or estimate.roofline.seconds, estimate, placement)
+    print(json.dumps(residual_json(config, step), indent=2) if values.json else residual_table(config, step))
     return 0
 
 

@@ -1,0 +1,94 @@
+"""What chunks of a pipeline could keep: slots against a schedule that is played, bytes against real arrays' shapes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from k2jax.aot.cost.chunk_residuals import chunk_residuals, live_slots
+from k2jax.aot.cost.estimate import Estimator, estimate, place
+from k2jax.aot.report.residual_table import StepTaken, kept_sets, residual_json, residual_table
+from k2jax.errors import UserError
+from k2jax.parallel.schedule import build_pipeline_schedule
+from tests.aot.cost.test_estimate import CHIP, TINY, TOPOLOGY, WITHOUT_STAGES, config, devices
+
+
+def played_slots(schedule):
+    """Most chunks that one stage holds, by running the table cell by cell."""
+    most = 0
+    for stage in range(schedule.stages):
+        held = set()
+        for tick in range(schedule.ticks):
+            row = {name: int(column[tick, stage]) for name, column in schedule.table.items()}
+            if row["forward"] >= 0:
+                held.add((row["forward"], row["forward_round"]))
+            most = max(most, len(held))
+            if row["backward"] >= 0:
+                held.remove((row["backward"], row["backward_round"]))
+        assert not held
+    return most
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2, 6), (2, 2, 4, 8), (4, 2, 7, 12), (4, 3, 12, 3)])
+def test_live_slots_are_those_of_the_schedule_when_it_is_played(shape):
+    schedule = build_pipeline_schedule(*shape)
+    assert live_slots(schedule) == played_slots(schedule) <= schedule.slots
+
+
+def by_name(given):
+    found = chunk_residuals(given, place(given, CHIP, devices()))
+    return found, {one.names[0]: one for one in found.residuals}
+
+
+def test_bytes_of_a_chunk_are_those_of_its_arrays():
+    given = config(rows=16)
+    tokens, model = 1024, TINY
+    _, found = by_name(given)
+
+    def named(x_TD, router_DE, up_DF):
+        scores = jnp.einsum("td,de->te", x_TD, router_DE, preferred_element_type=jnp.float32)
+        gate_up = x_TD @ up_DF
+        tiles = jnp.max(gate_up.reshape(tokens, -1, 128), -1).astype(jnp.float32)
+        return {
+            "layer_middle": x_TD,
+            "router_scores": scores,
+            "shared_gate_up": (gate_up.astype("float8_e4m3fn"), tiles),
+        }
+
+    sizes = ((tokens, model.d_model), (model.d_model, model.moe.experts), (model.d_model, 2 * model.moe.expert_ffn))
+    shapes = jax.eval_shape(named, *(jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in sizes))
+    for name, tree in shapes.items():
+        assert found[name].chunk_bytes == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    copies = tokens * model.moe.active_experts
+    assert found["expert_gate_up"].mean_bytes == pytest.approx(copies * (2 * 512 + 4 * 8))
+
+
+def test_keeping_every_residual_spares_the_whole_forward_and_one_exchange():
+    given = config()
+    found, names = by_name(given)
+    estimator = Estimator(given, place(given, CHIP, devices()))
+    spared = found.unread + sum(one.flops for one in found.residuals)
+    whole = estimator.ticks * estimator.layout.chunk_layers * estimator._layer("moe").forward.flops
+    assert spared == pytest.approx(whole, rel=1e-6)
+    (exchange,) = estimator._exchanges()
+    ways = 6 - 1 / estimator.layout.chunk_layers
+    assert names["expert_input"].exchanged == pytest.approx(exchange.bytes / ways)
+    assert names["expert_input"].exchange == pytest.approx(exchange.seconds / ways)
+    assert sum(one.exchanged > 0 for one in found.residuals) == 1
+
+
+def test_the_table_adds_up_and_says_what_fits():
+    given = config()
+    placed = place(given, CHIP, devices())
+    taken = StepTaken(TOPOLOGY, 89e9, 10.0, estimate(given, CHIP, devices()), placed)
+    found = chunk_residuals(given, placed)
+    sets = kept_sets(found, 10.0)
+    assert sets[-1].room == sum(one.slots * one.chunk_bytes for one in found.residuals)
+    assert all(a.room <= b.room and a.seconds >= b.seconds for a, b in zip(sets, sets[1:], strict=False))
+    text = residual_table(given, taken)
+    assert "expert_gate_up" in text and "1.00 GB are left below 90.0" in text
+    assert len(residual_json(given, taken)["sets"]) == len(sets)
+
+
+def test_without_a_pipeline_there_is_nothing_to_keep():
+    with pytest.raises(UserError, match="set config.parallel.stage"):
+        by_name(config(**WITHOUT_STAGES))
