@@ -1,8 +1,8 @@
 """What a pipeline would hold and save if residuals of a chunk stayed from its forward to its backward tick.
 
 The pipeline keeps a chunk's input alone, and its backward tick runs the chunk forward again. A residual that is kept
-takes its bytes in every slot that lives at a time, and spares the re-run the product, the attention or the exchange that
-makes it. Bytes come from the declared table of activations, slots from the schedule, seconds from ``roofline``.
+takes its bytes in every slot that lives at a time, and spares the re-run the product, the attention or the exchange
+that makes it. Bytes come from the declared table of activations, slots from the schedule, seconds from ``roofline``.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _mean_shares(config: Config, estimator: Estimator) -> dict[str, float]:
 
 
 def _dispatch(config: Config, placement: Placement) -> tuple[float, float]:
-    """Bytes and seconds of sending tokens to their experts once in every pass: what ``full`` does more than ``none``."""
+    """Bytes and seconds of sending tokens to their experts once a pass: what ``full`` does more than ``none``."""
     kept = dataclasses.replace(
         config, train=dataclasses.replace(config.train, remat="none", **dict.fromkeys(LISTS, ()))
     )

@@ -54,7 +54,7 @@ class KeptSet(NamedTuple):
 
 
 def kept_sets(found: ChunkResiduals, seconds: float) -> list[KeptSet]:
-    """The empty set, then every residual with those before it. A tick of the shortened step moves one chunk each way."""
+    """The empty set, then every residual with those before it; a tick of the shortened step moves a chunk each way."""
     sets = [KeptSet("the input alone", 0.0, 0.0, found.unread_seconds, seconds - found.unread_seconds, 0.0, 0.0)]
     columns = [(one.chunk_bytes, one.mean_bytes, one.compute + one.exchange) for one in found.residuals]
     for one, sums in zip(found.residuals, accumulate(columns, _add), strict=True):
@@ -99,8 +99,8 @@ def residual_table(config: Config, step: StepTaken) -> str:
     }
     return "\n\n".join(
         [
-            f"{step.topology}: the step takes {significant(step.bytes / 1e9)} of {significant(limit / 1e9)} GB a device "
-            f"and {significant(step.seconds)} s, {percent(step.estimate.roofline.mfu(step.seconds))} MFU; "
+            f"{step.topology}: the step takes {significant(step.bytes / 1e9)} of {significant(limit / 1e9)} GB a "
+            f"device and {significant(step.seconds)} s, {percent(step.estimate.roofline.mfu(step.seconds))} MFU; "
             f"{significant(left / 1e9)} GB are left below {significant(LIMIT * limit / 1e9)}",
             f"Residuals of a chunk on a device, in FP8 where that is supported, and what a step's re-runs are spared\n"
             f"{column_table(residuals, found.residuals).rstrip()}",

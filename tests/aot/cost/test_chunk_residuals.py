@@ -1,5 +1,7 @@
 """What chunks of a pipeline could keep: slots against a schedule that is played, bytes against real arrays' shapes."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -83,12 +85,12 @@ def test_the_table_adds_up_and_says_what_fits():
     found = chunk_residuals(given, placed)
     sets = kept_sets(found, 10.0)
     assert sets[-1].room == sum(one.slots * one.chunk_bytes for one in found.residuals)
-    assert all(a.room <= b.room and a.seconds >= b.seconds for a, b in zip(sets, sets[1:], strict=False))
+    assert all(a.room <= b.room and a.seconds >= b.seconds for a, b in pairwise(sets))
     text = residual_table(given, taken)
     assert "expert_gate_up" in text and "1.00 GB are left below 90.0" in text
     assert len(residual_json(given, taken)["sets"]) == len(sets)
 
 
 def test_without_a_pipeline_there_is_nothing_to_keep():
-    with pytest.raises(UserError, match="set config.parallel.stage"):
+    with pytest.raises(UserError, match=r"set config\.parallel\.stage"):
         by_name(config(**WITHOUT_STAGES))
