@@ -147,6 +147,8 @@ def training(values: flags.FlagValues) -> int:
     config = compiling.for_tpu(phase.config)
     if values.residuals:
         return residuals(values, config)
+    if values.taken_gb or values.step_seconds:
+        raise UserError("--taken_gb and --step_seconds are of --residuals; other analyses find both out")
     if phase.name and not values.json:
         print(f"phase {phase.name}, steps {phase.first + 1:,} to {phase.last:,}", flush=True)
     layouts = compiling.best_layouts(config, values.topology) if values.sweep else []
