@@ -14,7 +14,6 @@ import contextlib
 import functools
 import json
 import os
-from pathlib import Path
 import platform
 import threading
 from typing import Any, ClassVar, Self
@@ -35,6 +34,7 @@ from k2jax.agents.sandbox.spawner_client import Answer, Link
 from k2jax.agents.sandbox.types import MEBI, WORK, Capabilities, Command, ExecResult, SandboxError, SandboxSpec
 from k2jax.agents.sandbox.user_threads import USER_THREADS
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.process_tree import descendants
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 """Variables of every command, where its image does not choose others."""
@@ -114,7 +114,7 @@ class NamespaceBackend(abc.ABC):
         if self._link is None:
             return set()
         _, servers = self._link.ask("servers")
-        return descendants(self._link.process_id) - set(servers.result(_GRACE).record["pids"])
+        return set(descendants(self._link.process_id)) - set(servers.result(_GRACE).record["pids"])
 
     async def open(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A new sandbox; see ``SandboxBackend.open``."""
@@ -204,21 +204,6 @@ class NamespaceBackend(abc.ABC):
             future.add_done_callback(functools.partial(_abandon, link, number))  # it may still be made, for nobody
             raise
         return NamespaceSandbox(link, answer, spec, self, settings)
-
-
-def descendants(pid: int) -> set[int]:
-    """All processes that descend from one."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            number = int(folder.name)
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(number)
-    found, front = set(), {pid}
-    while front:
-        front = {child for parent in front for child in children.get(parent, [])} - found
-        found |= front
-    return found
 
 
 def _server_python() -> str:

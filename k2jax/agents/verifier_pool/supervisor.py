@@ -20,7 +20,7 @@ from k2jax.agents.verifier_pool import verifier_messages as frames
 from k2jax.agents.verifier_pool.verdict_clock import PATIENCE, TICK, VerdictClock
 from k2jax.agents.verifier_pool.verifier_messages import BUSY, UNCLEAR
 from k2jax.agents.verifier_pool.verifier_worker import start
-from k2jax.files.process_tree import adopt_orphans, descendants, kill_descendants
+from k2jax.files.process_tree import adopt_orphans, glance, kill_descendants
 
 LOADING = 120.0
 """Wall time in which a worker has to import a verifier [s]; it is no part of the time of a verdict."""
@@ -86,7 +86,7 @@ class Supervisor:
                 return answer
             self._judges_every_answer = bool(answer.get("judges_every_answer"))
             limit = request["timeout"]
-            clock = VerdictClock(descendants(), limit, judges_every_answer=self._judges_every_answer)
+            clock = VerdictClock(glance(), limit, judges_every_answer=self._judges_every_answer)
             arriving = PATIENCE * limit
 
     def _wait(self, clock: VerdictClock | None, end: float) -> None:
@@ -102,7 +102,7 @@ class Supervisor:
                 raise _PoolGoneError
             if self._worker in readable:
                 return
-            below = descendants()
+            below = glance()
             if len(below) > MOST_PROCESSES:
                 raise _WorkerError(f"the verifier started more than {MOST_PROCESSES} processes", UNCLEAR)
             if clock is None and time.monotonic() > end:
