@@ -55,8 +55,10 @@ def reference_markdown() -> str:
 
 
 def _section(name: str, group: list[Key]) -> str:
-    rows = [f"| `{key.path}` | {key.type} | `{key.default}` | {key.meaning} |" for key in group]
-    return "\n".join([f"## {name}", "", "| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    rows = [f"| `{key.path}` | {key.type.removeprefix('one of ')} | `{key.default}` | {key.meaning} |" for key in group]
+    return "\n".join(
+        [f"## {name}", "", "| key | type, or values | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    )
 
 
 def _meanings(cls: type) -> dict[str, str]:

@@ -14,6 +14,7 @@ from k2jax.config.schema import SourceConfig
 from k2jax.data.source_objects import listed_objects
 from k2jax.errors import UserError
 from k2jax.files.dolma_lines import DOCUMENTS
+from k2jax.files.lance_tables import newest_manifest
 from k2jax.files.magic import COMPRESSED
 from k2jax.files.objects.object_address import is_object_url
 from k2jax.files.objects.object_path import ObjectPath
@@ -26,6 +27,7 @@ _LINES = (*(name + end for name in (".jsonl", ".ndjson") for end in ("", *COMPRE
 SUFFIXES = {
     "jsonl": _LINES,
     "parquet": (".parquet",),
+    "lance": (),  # folders, see _Listing
     "archive": (*(name + end for name in (".warc", ".wet", ".tar") for end in ("", *COMPRESSED)), ".tgz"),
     "chat": _LINES,
     "token_rows": _LINES,
@@ -79,7 +81,7 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
     path = Path(source.path.removeprefix("file://")).expanduser()
     if source.exclude and (path / DOCUMENTS).is_dir():
         path /= DOCUMENTS
-    listing = _Listing(SUFFIXES.get(source.kind, ("",)))
+    listing = _Listing(SUFFIXES.get(source.kind, ("",)), has_tables=source.kind == "lance")
     if path.is_dir():
         listing.add_folder(path)
     else:
@@ -92,10 +94,10 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
 
 
 class _Listing:
-    """Files that are met on the way through folders."""
+    """Files that are met on the way through folders; or data sets of Lance, each as its newest manifest."""
 
-    def __init__(self, suffixes: tuple[str, ...]):
-        self._suffixes = suffixes
+    def __init__(self, suffixes: tuple[str, ...], *, has_tables: bool):
+        self._suffixes, self._has_tables = suffixes, has_tables
         self._paths: list[Path] = []
         self._left_out: Counter[str] = Counter()
         self._unreadable: list[tuple[str, str]] = []
@@ -108,7 +110,12 @@ class _Listing:
     def add_named(self, path: Path) -> None:
         """A file that the configuration names, or that fits its pattern; folders of a pattern are left out."""
         status = self._status(path)
-        if status is not None and stat.S_ISREG(status.st_mode):
+        if self._has_tables and status is not None:
+            if stat.S_ISDIR(status.st_mode):
+                self.add_folder(path)
+            else:
+                self._left_out["that are no data sets of Lance"] += 1
+        elif status is not None and stat.S_ISREG(status.st_mode):
             self._paths.append(path)
         elif status is not None:
             self._left_out["folders of the pattern" if stat.S_ISDIR(status.st_mode) else "that are no files"] += 1
@@ -121,6 +128,9 @@ class _Listing:
                 self._left_out["links to folders that are listed"] += 1
                 return
             self._folders.add(place)
+            if self._has_tables and (manifest := newest_manifest(folder)):
+                self._paths.append(manifest)
+                return
             names = sorted(os.listdir(folder))
         except OSError as error:
             self._unreadable.append((str(folder), f"cannot be listed: {error.strerror}"))
@@ -162,6 +172,8 @@ def _nothing(path: Path, source: SourceConfig, found: SourceFiles) -> str:
     beside = f" (only {', '.join(beside)})" if beside else ""
     if not path.is_dir():
         return f"does not exist and matches no files{beside}"
+    if source.kind == "lance":
+        return f"holds no data set of Lance{beside}"
     kinds = ", ".join(f"*{suffix}" for suffix in SUFFIXES.get(source.kind, ()) if suffix in _USUAL)
     return f"holds no {f'{kinds} ' if kinds else ''}files{beside}"
 

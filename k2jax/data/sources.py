@@ -16,6 +16,7 @@ from k2jax.errors import UserError
 from k2jax.files import readers as records
 from k2jax.files.content import FileRange
 from k2jax.files.dolma_lines import attribute_file, dolma, exclusion
+from k2jax.files.lance_tables import lance
 from k2jax.files.text_tars import text_tar
 from k2jax.files.web_archives import WEB_ARCHIVE, warc
 
@@ -127,6 +128,8 @@ def texts_of(source: SourceConfig, parts: Iterable[FileRange], report: CorruptRe
             yield from records.jsonl(part.path, source.field, report, part.begin, part.end)
         elif source.kind == "parquet":
             yield from records.parquet(part.path, source.field, report, part.begin, part.end)
+        elif source.kind == "lance":
+            yield from lance(part.path, source.field, report, part.begin, part.end)
         elif source.kind == "archive" and WEB_ARCHIVE.search(part.path.name):
             yield from warc(part.path, report)
         elif source.kind == "archive":

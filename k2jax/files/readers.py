@@ -135,7 +135,7 @@ def _from_json(line: bytes) -> tuple[Any, str]:
 def parquet(path: Path, field: str, report: Report, begin: int = 0, end: int | None = None) -> Documents:
     """Reads one document per row of the string column ``field``; an unreadable row group is one corrupt record."""
     for where, row in parquet_rows(path, (field,), report, ROWS_PER_READ, begin, end):
-        if (text := _from_arrow(row[field], field, where, report)) is not None:
+        if (text := arrow_text(row[field], field, where, report)) is not None:
             yield where, text
 
 
@@ -210,7 +210,8 @@ def _rows_at_once(path: Path, group: Any, columns: Sequence[str], together: int)
     return max(1, min(together, LARGEST_RECORD // largest))
 
 
-def _from_arrow(value: object, field: str, where: str, report: Report) -> str | None:
+def arrow_text(value: object, field: str, where: str, report: Report) -> str | None:
+    """The text of a cell of Arrow, or None and a report; ``field`` is its column, and ``where`` its place in words."""
     try:
         buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
         if buffer is not None and buffer.size > LARGEST_RECORD:

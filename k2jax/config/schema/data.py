@@ -24,6 +24,7 @@ SourceKind = Literal[
     "text",
     "jsonl",
     "parquet",
+    "lance",
     "archive",
     "huggingface",
     "chat",
@@ -56,7 +57,7 @@ class SourceConfig:
     path: str = ""  #: folder, file or glob, or their URL; for huggingface the data set's name
     licence: str = ""  #: of the texts, for the manifest and the page of corpora
     version: str = ""  #: of the texts, likewise
-    field: str = "text"  #: the text column of jsonl, parquet, archive and huggingface records
+    field: str = "text"  #: the text column of jsonl, parquet, lance, archive and huggingface records
     subset: str = ""  #: huggingface configuration name
     split: str = "train"  #: huggingface split
     weight: PositiveFloat = 1.0  #: relative share of the mixture, by rows

@@ -1,7 +1,7 @@
 """Cuts the files of a source into tasks, by the files alone: never by who will do them.
 
-Uncompressed lines are cut by bytes and Parquet files by row groups; all other files are read whole. Small files, and
-what remains of large ones, share a task.
+Uncompressed lines are cut by bytes, Parquet files by row groups and Lance data sets by fragments; all other files are
+read whole. Small files, and what remains of large ones, share a task.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from k2jax.config.schema import SourceConfig
 from k2jax.data.sources import attributes_of, files
 from k2jax.files.content import FileRange
+from k2jax.files.lance_tables import fragment_sizes
 from k2jax.files.magic import kind_of
 from k2jax.files.readers import row_group_sizes
 
@@ -77,7 +78,10 @@ def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FileRa
             end = begin + TASK_BYTES if begin + TASK_BYTES < size else None
             yield FileRange(path, begin, end), min(TASK_BYTES, size - begin)
     elif source.kind == "parquet" and size > TASK_BYTES:
-        yield from _row_groups(path, size, source.field)
+        yield from _ranges(path, size, row_group_sizes(path, source.field))
+    elif source.kind == "lance":
+        sizes = fragment_sizes(path, source.field)
+        yield from _ranges(path, sum(sizes), sizes)
     else:
         yield FileRange(path), size
 
@@ -94,9 +98,8 @@ def _has_lines(path: Path) -> bool:
     return bool(end) and not (kind and (kind.end or kind.encoding)) and first.strip() not in (b"[", b"{")
 
 
-def _row_groups(path: Path, size: int, field: str) -> Iterator[tuple[FileRange, int]]:
-    """Row groups that make a task together; the whole file where its footer has something to report."""
-    sizes = row_group_sizes(path, field)
+def _ranges(path: Path, size: int, sizes: list[int]) -> Iterator[tuple[FileRange, int]]:
+    """Row groups or fragments that make a task together; the whole file where it has something to report."""
     if len(sizes) < 2:
         yield FileRange(path), size
         return

@@ -12,7 +12,7 @@ from k2jax.config.schema import CONVERSATIONS, DataConfig, SourceConfig
 from k2jax.data.cache import key_of
 from k2jax.data.chat_rendering import tokenised_chats, tokenised_trajectories
 from k2jax.data.manifest import FORMAT, shard_dtype
-from k2jax.data.preparation.cutting import ReadTask
+from k2jax.data.preparation.cutting import LINES, ReadTask
 from k2jax.data.preparation.deciding import Deciding
 from k2jax.data.preparation.part_files import PART_FORMAT, PartWriter, RecordedReport, new_part
 from k2jax.data.sources import READING, texts_of
@@ -89,7 +89,7 @@ class Tokenising:
             writer.finish({"lines": [self._lines(part) for part in task.parts]})
 
     def _lines(self, part: FileRange) -> int:
-        return 0 if part.end is None or self.source.kind == "parquet" else count_lines(part)
+        return 0 if part.end is None or self.source.kind not in LINES else count_lines(part)
 
     def _documents(self, task: ReadTask, report: RecordedReport) -> Iterator[Tokenised]:
         """The documents of a task, no more than the source may have."""
