@@ -5,7 +5,8 @@ Reproduces: overlapped generation and training with a bound of staleness (Kimi K
 ``nano_post_training``, whose finished runs are used where the workdir is the same. An engine in a process of its own
 generates while the trainer updates, and runs ahead as far as the bound lets it, so that a larger bound gives older
 samples. Beside these runs stands the one whose engine lies on the trainer's devices.
-Expected: written down by the runs (docs/reproductions.md).
+Expected: no loss of accuracy beyond the spread of seeds at these bounds, and a distance between engine and trainer that
+grows with them (docs/reproductions.md).
 
     python -m k2jax.reproduce staleness --workdir=runs/nano_post_training
 """
