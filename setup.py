@@ -31,7 +31,7 @@ PREPARE = ["rensa>=0.5,<0.6"]  # near duplicates; signatures are kept on disk, a
 S3 = ["s3fs>=2026.1", "fsspec>=2026.1"]
 GCS = ["gcsfs>=2026.1", "fsspec>=2026.1"]
 WARC = ["fastwarc>=2", "resiliparse>=2"]  # web archives, and the main content of their pages
-LANCE = ["pylance>=4"]  # data sets of the format Lance
+LANCE = ["pylance>=14"]  # data sets of the format Lance
 LANG = ["py3langid>=0.3"]  # the language of documents; its model is in the wheel
 SYNTHESIZE = ["scikit-learn>=1.5"]  # pictures of tools
 WANDB = ["wandb>=0.20"]
