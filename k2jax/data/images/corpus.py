@@ -32,7 +32,7 @@ from k2jax.data.images.places import places_of_source
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
-from k2jax.data.processes import ordered_map
+from k2jax.data.preparation.pools import open_pool
 from k2jax.data.sources import CorruptRecords, describe, log_left_out, refuse_skipped, report_unread
 from k2jax.data.stored_folder import local_folder
 from k2jax.errors import UserError
@@ -211,7 +211,10 @@ def prepare_visual(
         report_unread(name, source, report)
         found = candidates(name, source, config.held_out, limits)
         most = 0 if source.kind == "synthetic_images" else source.max_documents  # it draws as many as it says
-        with contextlib.closing(ordered_map(measurer, found, config.workers)) as measured:
+        with (
+            open_pool(max(1, config.workers)) as pool,
+            contextlib.closing(pool.run(measurer, found)) as measured,
+        ):
             usable = _usable(measured, report, most)
             write_corpus(folder, name, usable, held_out=config.held_out, report=report, tokenizer=tokenizer)
 

@@ -6,7 +6,7 @@ Results come in the order of their items, whoever was first; a task that was los
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 import contextlib
 import itertools
@@ -24,8 +24,10 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 class TaskPool(Protocol):
     """Does tasks."""
 
-    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         """The results of a function in the order of its arguments; an exception is raised in its place.
+
+        Who wants no more of them closes the generator, which ends what is under way.
 
         Args:
             function: can be sent to other processes, as can arguments and results.
@@ -44,9 +46,9 @@ class TaskPool(Protocol):
 class InProcess:
     """Does tasks in this process, each when its result is asked for."""
 
-    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         """See ``TaskPool``."""
-        return map(function, items)
+        yield from map(function, items)
 
     def close(self) -> None:
         """See ``TaskPool``."""
@@ -64,13 +66,14 @@ class ProcessPool:
         self._mine = threading.local()
         self._processes: set[TaskProcess] = set()
 
-    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         """See ``TaskPool``."""
         items = iter(items)
         first = list(itertools.islice(items, 2))
         if len(first) < 2:
-            return map(function, first)
-        return self._run(pickle.dumps(function), itertools.chain(first, items))
+            yield from map(function, first)
+        else:
+            yield from self._run(pickle.dumps(function), itertools.chain(first, items))
 
     def close(self) -> None:
         """See ``TaskPool``."""

@@ -7,7 +7,7 @@ it was doing, and Ray gives that to another one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 import itertools
 import os
 import pickle
@@ -39,7 +39,7 @@ class RayPool:
         options = {"num_cpus": 1, "max_retries": MOST_TRIES, "scheduling_strategy": "SPREAD"}
         self._task = self._ray.remote(_outcome).options(**options)
 
-    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def run(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         """See ``TaskPool``."""
         ray, items = self._ray, iter(items)
         sent, here = ray.put(pickle.dumps(function)), (os.getcwd(), list(sys.path))
