@@ -1,4 +1,4 @@
-"""Python values that JSON does not have, as JSON and back: tuples, fractions, and dictionaries whose keys are no text."""
+"""Python values that JSON has not, as JSON and back: tuples, fractions, and dictionaries whose keys are no text."""
 
 from __future__ import annotations
 
