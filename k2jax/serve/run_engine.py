@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 import socket
 import sys
+import time
 from typing import NoReturn
 
 import jax
@@ -28,7 +29,7 @@ from k2jax.inference import Worker
 from k2jax.inference.client import EngineClient
 from k2jax.inference.continuous import REST_ON_CPU
 from k2jax.inference.media import placed_chunk
-from k2jax.rl.engines.run_record import RunRecord
+from k2jax.rl.engines.run_record import RunRecord, is_done
 from k2jax.rl.followers.opening import open_commands
 from k2jax.serve.engine_part import EnginePart, check_reachable, say
 from k2jax.serve.following import WeightFollower
@@ -36,6 +37,8 @@ from k2jax.trajectory.steps import POLICY
 
 POLL = 0.1
 """Time between two looks for a run [s]."""
+DONE_SECONDS = 120.0
+"""How long an engine waits whether a run that has done all its steps is started again, with more of them [s]."""
 WEIGHTS_SECONDS = 0.05
 """Time between two looks for a version of the weights [s]."""
 
@@ -61,7 +64,12 @@ async def _serve(workdir: Path, part: EnginePart, role: EngineRole, ends_with_in
     if ends_with_input:
         asyncio.get_running_loop().add_reader(0, lambda: os.read(0, 1) or os._exit(0))
     say(f"waiting for the weights of {workdir}")
+    done_since = None
     while (record := await _found(workdir)) is None:
+        now = time.monotonic()
+        done_since = (done_since or now) if is_done(workdir) else None
+        if done_since is not None and now >= done_since + DONE_SECONDS:
+            return say(f"the run of {workdir} has ended")
         await asyncio.sleep(POLL)
     first, served = record, await _opened(part, record, role)
     calm_collector()

@@ -1,7 +1,8 @@
 """Where engines find the run that they follow: a file in its workdir, which nobody but its user can read.
 
 It is there until the run ends by itself, and has an address from the first version of the weights on. Of a run that was
-killed it stays behind; nobody listens there then, and the next start replaces it.
+killed it stays behind; nobody listens there then, and the next start replaces it. Of a run that has done all its steps
+a mark stays behind until the next start, so that an engine that starts late does not wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from k2jax.errors import UserError
 
 FOLDER = "engines"
 """Folder of a workdir with this file and what engines print."""
-_FILE = "run.json"
+_FILE, _DONE = "run.json", "done"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -70,11 +71,19 @@ class RunRecord(NamedTuple):
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump({"wire": VERSION, **self._asdict()}, file)
         new.rename(path)
+        (workdir / FOLDER / _DONE).unlink(missing_ok=True)
 
 
-def remove_record(workdir: Path) -> None:
-    """Tells engines that there is no run in a workdir."""
+def remove_record(workdir: Path, *, is_done: bool = False) -> None:
+    """Tells engines that there is no run in a workdir, or that it has done all its steps."""
+    if is_done:
+        (workdir / FOLDER / _DONE).touch()
     (workdir / FOLDER / _FILE).unlink(missing_ok=True)
+
+
+def is_done(workdir: Path) -> bool:
+    """Whether the run of a workdir has done all its steps, and has not been started again since."""
+    return (workdir / FOLDER / _DONE).exists()
 
 
 def this_machine() -> str:

@@ -158,7 +158,7 @@ class SeparatePolicy(PublishedPolicy):
         return super().record() | counts
 
     def _say_the_end(self) -> None:
-        remove_record(self._parts.workdir)
+        remove_record(self._parts.workdir, is_done=not self._parts.run.stop_asked)
         for pool in (self.pool, *self.pool.beside.values()):
             self._parts.event_loop.run(pool.close())
 

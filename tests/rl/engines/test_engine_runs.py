@@ -1,5 +1,6 @@
 """Whole runs with engines in processes of their own: what they train on, what dies and goes on, and what is refused."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -12,13 +13,16 @@ import time
 import numpy as np
 import pytest
 
+from k2jax.agents.collect.engine_states import EngineRole
 from k2jax.agents.collect.wire import VERSION
 from k2jax.errors import UserError
 from k2jax.report.metrics import read_metrics
-from k2jax.rl.engines.run_record import RunRecord, remove_record, this_machine
+from k2jax.rl.engines.run_record import RunRecord, is_done, remove_record, this_machine
 from k2jax.rl.evaluation import HeldOutTasks
 from k2jax.rl.loop import train
 from k2jax.rl.setup import check_config
+from k2jax.serve import run_engine
+from k2jax.trajectory.steps import POLICY
 from k2jax.trajectory.store import TrajectoryStore
 from tests.rl.runs import ROOT, SECONDS, start
 from tests.rl.tiny import CONFIG_FILE, tiny
@@ -78,7 +82,7 @@ def test_a_run_trains_and_evaluates_on_tokens_of_the_right_versions(most_stale, 
     assert [each["step"] for each in records] == [1, 2, 3] and all(each["trainer_wait_seconds"] > 0 for each in records)
     assert 0 < max(each["engine_busy"] for each in records) <= 1 and records[-1]["engines"] == count
     assert all("pause_seconds" not in each and (most_stale or each["window/stale"] == 0) for each in records)
-    assert RunRecord.read(tmp_path / "run") is None
+    assert RunRecord.read(tmp_path / "run") is None and is_done(tmp_path / "run")
     assert train(config, tmp_path / "run") == 0, "a run that has come to its end has nothing to do"
 
 
@@ -177,3 +181,23 @@ def test_what_engines_of_their_own_cannot_do_is_refused_before_anything_is_opene
     check_config(tiny(**OPTIONS))
     with pytest.raises(UserError, match=words):
         check_config(tiny(**OPTIONS | changes))
+
+
+def test_an_engine_that_starts_when_its_run_has_done_all_steps_ends_and_otherwise_waits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_engine, "DONE_SECONDS", 0.3)
+
+    def serve(seconds):
+        asyncio.run(asyncio.wait_for(run_engine._serve(tmp_path, None, EngineRole(POLICY), False), seconds))
+
+    record = RunRecord(this_machine())
+    record.write(tmp_path)
+    remove_record(tmp_path, is_done=True)
+    serve(30)
+    assert capsys.readouterr().out.endswith(f"the run of {tmp_path} has ended\n")
+    record.write(tmp_path)  # it is started again, and has no weights yet
+    with pytest.raises(TimeoutError):
+        serve(0.8)
+    remove_record(tmp_path)  # it was stopped, and will go on
+    with pytest.raises(TimeoutError):
+        serve(0.8)
+    assert "has ended" not in capsys.readouterr().out
