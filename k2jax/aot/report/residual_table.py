@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ class StepTaken(NamedTuple):
     placement: Placement
 
 
-class KeptSet(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeptSet:
     """A residual with all that spare more for a byte.
 
     Attributes:
@@ -55,15 +57,29 @@ class KeptSet(NamedTuple):
 
 def kept_sets(found: ChunkResiduals, seconds: float) -> list[KeptSet]:
     """The empty set, then every residual with those before it; a tick of the shortened step moves a chunk each way."""
-    sets = [KeptSet("the input alone", 0.0, 0.0, found.unread_seconds, seconds - found.unread_seconds, 0.0, 0.0)]
+    sets = [_kept_set("the input alone", (0.0, 0.0, found.unread_seconds), 0, found, seconds)]
     columns = [(one.chunk_bytes, one.mean_bytes, one.compute + one.exchange) for one in found.residuals]
     for one, sums in zip(found.residuals, accumulate(columns, _add), strict=True):
         room, mean, more = sums
-        spared, slots = found.unread_seconds + more, one.slots
-        tick = found.tick * (1 - spared / seconds)
-        left = seconds - spared
-        sets.append(KeptSet(_title(one), slots * room, slots * mean, spared, left, room / tick, mean / tick))
+        sets.append(_kept_set(_title(one), (room, mean, found.unread_seconds + more), one.slots, found, seconds))
     return sets
+
+
+def _kept_set(
+    last: str, sums: tuple[float, float, float], slots: int, found: ChunkResiduals, seconds: float
+) -> KeptSet:
+    """A set of a chunk's bytes, with the room and with the mean, and what it spares [s]."""
+    room, mean, spared = sums
+    tick = found.tick * (1 - spared / seconds)
+    return KeptSet(
+        last=last,
+        room=slots * room,
+        mean=slots * mean,
+        spared=spared,
+        seconds=seconds - spared,
+        bandwidth=room / tick,
+        mean_bandwidth=mean / tick,
+    )
 
 
 def _add(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
@@ -118,7 +134,7 @@ def residual_json(config: Config, step: StepTaken) -> dict[str, Any]:
         "taken": step.bytes,
         "limit": LIMIT * step.estimate.hbm.limit,
         "residuals": as_json(found.residuals),
-        "sets": [one._asdict() for one in kept_sets(found, step.seconds)],
+        "sets": as_json(kept_sets(found, step.seconds)),
     }
 
 

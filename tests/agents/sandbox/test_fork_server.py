@@ -31,7 +31,10 @@ SAME = {
     "not executable": ["/etc/passwd"],
     "no first line": ["./script", "a b", "c"],
     "bytes": ["/bin/echo", "\udcff\udcfe", "é", ""],
-    "session": [*SHELL, "kill -INT 1; kill -TERM 1; cut -d' ' -f1-8 /proc/1/stat /proc/self/stat | cut -d')' -f2; tty"],
+    "session": [
+        *SHELL,
+        "kill -INT 1; kill -TERM 1; cut -d' ' -f1-8 /proc/1/stat /proc/self/stat | sed 's/.*) . //'; tty",
+    ],
     "many words": ["/bin/echo", *map(str, range(5000))],
     "pipe": [*SHELL, "yes | head -1; trap - PIPE; yes | true"],
     "namespaces": python(
