@@ -76,6 +76,9 @@ def test_cells_that_are_no_texts_are_reported_with_their_rows(tmp_path):
     documents, reports, _ = read(tmp_path)
     assert [text for _, text in documents] == ["x", "y"]
     assert reports == [f"{tmp_path}/a.lance, row 1: field 'text' is null, not a string"]
+    source = SourceConfig(kind="lance", path=str(tmp_path))
+    with pytest.raises(UserError, match=r"corrupt record in .*a\.lance, row 1: field 'text' is null"):
+        list(texts_of(source, [part for task in cut("mine", source) for part in task.parts], CorruptRecords("fail")))
     assert read(tmp_path, "n")[1][0] == f"{tmp_path}/a.lance, row 0: field 'n' is int, not a string"
     assert read(tmp_path, "body")[:2] == ([], [f"{tmp_path}/a.lance: no column 'body', only text, n"])
 

@@ -1,7 +1,7 @@
 """Where engines find the run that they follow: a file in its workdir, which nobody but its user can read.
 
 It is there until the run ends by itself, and has an address from the first version of the weights on. Of a run that was
-killed it stays behind; nobody listens there then, and the next start replaces it. Of a run that has done all its steps
+killed it stays behind; nobody listens there then, and the next start replaces it. Of a run that has come to its end
 a mark stays behind until the next start, so that an engine that starts late does not wait for it.
 """
 
@@ -75,14 +75,14 @@ class RunRecord(NamedTuple):
 
 
 def remove_record(workdir: Path, *, is_done: bool = False) -> None:
-    """Tells engines that there is no run in a workdir, or that it has done all its steps."""
+    """Tells engines that there is no run in a workdir, or that it has come to its end and was not merely stopped."""
     if is_done:
         (workdir / FOLDER / _DONE).touch()
     (workdir / FOLDER / _FILE).unlink(missing_ok=True)
 
 
 def is_done(workdir: Path) -> bool:
-    """Whether the run of a workdir has done all its steps, and has not been started again since."""
+    """Whether the run of a workdir has come to its end, and has not been started again since."""
     return (workdir / FOLDER / _DONE).exists()
 
 
