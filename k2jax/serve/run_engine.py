@@ -32,7 +32,7 @@ from k2jax.inference.media import placed_chunk
 from k2jax.rl.engines.run_record import RunRecord, is_done
 from k2jax.rl.followers.opening import open_commands
 from k2jax.serve.engine_part import EnginePart, check_reachable, say
-from k2jax.serve.following import WeightFollower
+from k2jax.serve.following import INTERVAL, WeightFollower
 from k2jax.trajectory.steps import POLICY
 
 POLL = 0.1
@@ -41,6 +41,8 @@ DONE_SECONDS = 120.0
 """How long an engine waits whether a run that has done all its steps is started again, with more of them [s]."""
 WEIGHTS_SECONDS = 0.05
 """Time between two looks for a version of the weights [s]."""
+FIRST_SECONDS = 30.0
+"""How long an engine asks a run that is there for its first weights: processes of a run end one after the other [s]."""
 
 
 def follow(workdir: Path, ends_with_input: bool = False, role: str = POLICY) -> int:
@@ -64,34 +66,59 @@ async def _serve(workdir: Path, part: EnginePart, role: EngineRole, ends_with_in
     if ends_with_input:
         asyncio.get_running_loop().add_reader(0, lambda: os.read(0, 1) or os._exit(0))
     say(f"waiting for the weights of {workdir}")
-    done_since = None
-    while (record := await _found(workdir)) is None:
-        now = time.monotonic()
-        done_since = (done_since or now) if is_done(workdir) else None
-        if done_since is not None and now >= done_since + DONE_SECONDS:
-            return say(f"the run of {workdir} has ended")
-        await asyncio.sleep(POLL)
-    first, served = record, await _opened(part, record, role)
-    calm_collector()
+    record, first, served = await _begun(workdir), None, None
     while record is not None:
-        end = await served.member.serve(_address(record, workdir))
+        if served is None:
+            served, first = await _opened(part, record, workdir, role), record
+            calm_collector()
+        elif record.weights != first.weights:
+            raise UserError(f"the run of {workdir} gives its weights at other addresses now; start this engine again")
+        end = MemberEnd.LOST if served is None else await served.member.serve(_address(record, workdir))
         if isinstance(end, EngineRole):
             say(f"answers as {end.role} from now on")
             await asyncio.to_thread(served.close)
-            served = await _opened(part, record, end)
+            role, served = end, None
             continue
         if end == MemberEnd.RUN_ENDED:
             break
         say(f"lost the run of {workdir}; waiting for it to go on")
         record = await _found(workdir)
-        if record is not None and record.weights != first.weights:
-            raise UserError(f"the run of {workdir} gives its weights at other addresses now; start this engine again")
     say(f"the run of {workdir} has ended")
 
 
-async def _opened(part: EnginePart, record: RunRecord, role: EngineRole) -> _Served:
-    loop = asyncio.get_running_loop()
-    return await asyncio.to_thread(lambda: _Served(part, record, role, loop))
+async def _begun(workdir: Path) -> RunRecord | None:
+    """The record of the run of a workdir, which may begin later; None where it has done all its steps."""
+    done_since = None
+    while (record := await _found(workdir)) is None:
+        now = time.monotonic()
+        done_since = (done_since or now) if is_done(workdir) else None
+        if done_since is not None and now >= done_since + DONE_SECONDS:
+            return None
+        await asyncio.sleep(POLL)
+    return record
+
+
+async def _opened(part: EnginePart, record: RunRecord, workdir: Path, role: EngineRole) -> _Served | None:
+    """The engine with its first weights; None where the run was lost before they were there.
+
+    Raises:
+        UserError: a run that is there does not give them.
+    """
+    await asyncio.to_thread(part.open, record, role)
+    since, message = time.monotonic(), ""
+    while True:
+        try:
+            taken = await asyncio.to_thread(part.take, None)
+        except UserError as error:
+            if RunRecord.read(workdir) != record or not await _is_there(_address(record, workdir)):
+                return None
+            if time.monotonic() >= since + FIRST_SECONDS:
+                raise
+            if str(error) != message:
+                say(message := str(error))
+            await asyncio.sleep(INTERVAL)
+        else:
+            return _Served(part, taken, role, asyncio.get_running_loop())
 
 
 async def _found(workdir: Path) -> RunRecord | None:
@@ -125,9 +152,8 @@ async def _is_there(address: EngineAddress) -> bool:
 class _Served:
     """The engine at work, and the source that it follows."""
 
-    def __init__(self, part: EnginePart, record: RunRecord, role: EngineRole, loop: asyncio.AbstractEventLoop):
-        part.open(record, role)
-        self._taken, self._loop, self._part = part.take(None), loop, part
+    def __init__(self, part: EnginePart, taken: tuple[int, str], role: EngineRole, loop: asyncio.AbstractEventLoop):
+        self._taken, self._loop, self._part = taken, loop, part
         self._worker = Worker(part.engine, rest=REST_ON_CPU if _shares_processors() else 0.0)
         media = placed_chunk if part.engine.weights.has_vision else None
         name, version_of = f"{socket.gethostname()}:{os.getpid()}", lambda: self._worker.engine.version

@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -201,3 +202,37 @@ def test_an_engine_that_starts_when_its_run_has_done_all_steps_ends_and_otherwis
     with pytest.raises(TimeoutError):
         serve(0.8)
     assert "has ended" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_engine_whose_run_is_lost_before_its_first_weights_waits_for_it_to_go_on(
+    is_lost, tmp_path, monkeypatch, capsys
+):
+    """And one of a run that is there and gives none ends, and says why."""
+    monkeypatch.setattr(run_engine, "FIRST_SECONDS", 0.6)
+    tries = []
+
+    class Part:
+        def open(self, record, role):
+            pass
+
+        def take(self, _):
+            tries.append(time.monotonic())
+            if is_lost and len(tries) == 2:
+                server.close()
+            raise UserError("tcp://127.0.0.1:1 does not answer")
+
+    path = tmp_path / "socket"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    RunRecord(this_machine(), str(path)).write(tmp_path)
+
+    def serve():
+        asyncio.run(asyncio.wait_for(run_engine._serve(tmp_path, Part(), EngineRole(POLICY), False), 1.6))
+
+    with server, pytest.raises(TimeoutError if is_lost else UserError):
+        serve()
+    output = capsys.readouterr().out
+    assert output.count("does not answer") == 1 and ("lost the run" in output) is is_lost and len(tries) >= 2
+    assert "has ended" not in output
