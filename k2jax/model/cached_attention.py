@@ -8,6 +8,7 @@ half is applied after the weighted sum. The vector of grouped-query attention ho
 from __future__ import annotations
 
 from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import jax
@@ -126,19 +127,19 @@ def gqa_cached(
     groups = config.gqa.kv_heads
     new_NTW = jnp.concatenate([rotate_halves(k_NGTE, cos, sin), v_NGTE], axis=1).swapaxes(1, 2).reshape(len(x), t, -1)
 
-    def attend_all(q_NHTE: Array, new_NTW: Array, visible: Visible) -> Array:
+    def by_head(q_NHTE: Array, new_NTW: Array, visible: Visible) -> Array:
         n, half = len(q_NHTE), groups * width
 
-        def by_head(heads_NCW: Array) -> Array:
+        def split(heads_NCW: Array) -> Array:
             """Key heads as if they were sequences: ``[N * G, C, E]``."""
             return heads_NCW.reshape(n, -1, groups, width).swapaxes(1, 2).reshape(n * groups, -1, width)
 
         if n == 1:
             context_NCW = visible.context()
-            old = by_head(context_NCW[..., :half]), by_head(context_NCW[..., half:])
+            old = split(context_NCW[..., :half]), split(context_NCW[..., half:])
         else:  # read apart, each half is brought into its order by the one pass that gathers it
-            old = by_head(visible.context(0, half)), by_head(visible.context(half))
-        new = by_head(new_NTW[..., :half]), by_head(new_NTW[..., half:])
+            old = split(visible.context(0, half)), split(visible.context(half))
+        new = split(new_NTW[..., :half]), split(new_NTW[..., half:])
         mixed = _softmax_attention(
             q_NHTE.reshape(n * groups, heads // groups, t, width),
             _Keys(*old, jnp.repeat(visible.is_cached(), groups, axis=0)),
@@ -147,25 +148,50 @@ def gqa_cached(
         )
         return mixed.reshape(n, heads, t, width)
 
-    mixed_NHTE = _by_sequence(attend_all, rotate_halves(q_NHTE, cos, sin), new_NTW, visible)
+    on_cpu = functools.partial(_heads_together, groups=groups) if t == 1 else by_head
+    mixed_NHTE = _by_sequence(by_head, rotate_halves(q_NHTE, cos, sin), new_NTW, visible, on_cpu=on_cpu)
     return from_heads(mixed_NHTE, params["o"]), new_NTW
 
 
-def _by_sequence(attend: AttendCached, q_NHTE: Array, new_NTW: Array, visible: Visible) -> Array:
-    """What ``attend`` returns for all sequences, of which a CPU does one after the other.
+def _heads_together(q_NHTE: Array, new_NTW: Array, visible: Visible, *, groups: int) -> Array:
+    """Attention as ``AttendCached``, with products over all key heads at once where each query has one of them.
+
+    Queries are 0 at the numbers of other key heads, so that cached vectors are read in the order in which they lie.
+    That multiplies more and copies nothing: on a CPU a single token takes two thirds to three quarters of the time.
+    """
+    n, heads, t, width = q_NHTE.shape
+    own = jnp.eye(groups, dtype=q_NHTE.dtype)[:, None, None, :, None]
+    q_NHTW = (q_NHTE.reshape(n, groups, heads // groups, t, 1, width) * own).reshape(n, heads, t, groups * width)
+    half = groups * width
+    mixed_NHTW = _softmax_attention(
+        q_NHTW,
+        _Keys(visible.context(0, half), visible.context(half), visible.is_cached()),
+        _Keys(new_NTW[..., :half], new_NTW[..., half:], visible.among_new),
+        width**-0.5,
+    )
+    mixed = mixed_NHTW.reshape(n, groups, heads // groups, t, groups, width)
+    return jnp.einsum("ngqtge->ngqte", mixed).reshape(n, heads, t, width)
+
+
+def _by_sequence(
+    attend: AttendCached, q_NHTE: Array, new_NTW: Array, visible: Visible, *, on_cpu: AttendCached
+) -> Array:
+    """What ``attend`` returns for all sequences; on a CPU ``on_cpu``, of which it does one after the other.
 
     XLA:CPU copies the keys of all sequences, and multiplies its many small matrices slowly; those of one sequence stay
     in a core's cache. A token of 32 sequences of 200 tokens takes SmolLM2 0.6 times as long.
     """
 
-    def at_once(q_NHTE: Array, new_NTW: Array, *own: Array) -> Array:
+    def at_once(attend: AttendCached, q_NHTE: Array, new_NTW: Array, *own: Array) -> Array:
         return attend(q_NHTE, new_NTW, Visible(visible.cache, visible.layer, *own))
 
     def in_turn(*arrays: Array) -> Array:
-        return lax.map(lambda one: at_once(*(array[None] for array in one))[0], arrays)
+        if len(q_NHTE) == 1:
+            return at_once(on_cpu, *arrays)
+        return lax.map(lambda one: at_once(on_cpu, *(array[None] for array in one))[0], arrays)
 
     arrays = q_NHTE, new_NTW, visible.pages, visible.start, visible.among_new
-    return at_once(*arrays) if len(q_NHTE) == 1 else lax.platform_dependent(*arrays, cpu=in_turn, default=at_once)
+    return lax.platform_dependent(*arrays, cpu=in_turn, default=functools.partial(at_once, attend))
 
 
 class _Keys(NamedTuple):

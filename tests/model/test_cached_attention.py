@@ -9,12 +9,12 @@ import pytest
 from k2jax.config import GQAConfig, ModelConfig
 from k2jax.model.cached_attention import Visible, gqa_cached
 
-N, T, D, H, G, E, PAGE, PAGES = 3, 2, 24, 6, 2, 8, 4, 5
+N, D, H, G, E, PAGE, PAGES = 3, 24, 6, 2, 8, 4, 5
 STARTS = (0, 7, 20)
 CONFIG = ModelConfig(attention="gqa", layers=2, d_model=D, heads=H, gqa=GQAConfig(kv_heads=G, head_dim=E))
 
 
-def arrays(seed=0):
+def arrays(T, seed=0):
     """Weights, inputs, turns of the rotation, and the cache of two layers with pages in any order."""
     rng = np.random.default_rng(seed)
     params = {"q": (H, E), "k": (G, E), "v": (G, E)}
@@ -35,7 +35,7 @@ def rotated(values, angle):
 
 def expected(params, x, angle, cache, pages):
     """Token by token and head by head."""
-    outputs, written = [], []
+    outputs, written, T = [], [], x.shape[1]
     for n in range(N):
         context = cache[1][pages[n]].reshape(-1, 2, G, E)[: STARTS[n]]
         q, k = (rotated(np.einsum("td,dhe->the", x[n], params[name]), angle[n]) for name in "qk")
@@ -54,6 +54,7 @@ def expected(params, x, angle, cache, pages):
 
 def computed(params, x, angle, cache, pages, rows=slice(None)):
     params = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    T = x.shape[1]
     causal = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (N, T, T))
     start = jnp.array(STARTS, jnp.int32)
     visible = Visible(
@@ -63,17 +64,19 @@ def computed(params, x, angle, cache, pages, rows=slice(None)):
     return jax.jit(lambda x: gqa_cached(params, x, rotary, visible, CONFIG))(jnp.asarray(x[rows], jnp.float32))
 
 
+@pytest.mark.parametrize("new", [1, 2])
 @pytest.mark.parametrize("on", ["cpu", "accelerators"])
-def test_sequences_of_any_length_attend_to_their_own_pages_and_earlier_new_tokens(on, monkeypatch):
+def test_sequences_of_any_length_attend_to_their_own_pages_and_earlier_new_tokens(on, new, monkeypatch):
     if on == "accelerators":
         monkeypatch.setattr(lax, "platform_dependent", lambda *arrays, default, **others: default(*arrays))
-    given = arrays()
+    given = arrays(new)
     for each, wanted in zip(computed(*given), expected(*given), strict=True):
         np.testing.assert_allclose(each, wanted, rtol=2e-5, atol=2e-6)
 
 
-def test_on_a_cpu_a_sequence_is_computed_as_if_it_were_alone():
-    given = arrays(1)
+@pytest.mark.parametrize("new", [1, 2])
+def test_on_a_cpu_a_sequence_is_computed_as_if_it_were_alone(new):
+    given = arrays(new, 1)
     whole = computed(*given)[0]
     alone = [computed(*given, slice(n, n + 1))[0] for n in range(N)]
     np.testing.assert_array_less(np.abs(whole - jnp.concatenate(alone)), 1e-6)
