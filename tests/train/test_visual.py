@@ -91,9 +91,14 @@ def test_two_processes_train_on_images_as_one_does(folder, finished):
 
 
 @pytest.mark.slow
-def test_a_run_with_fewer_rows_of_patches_has_the_same_losses(folder, finished):
-    assert train(visual(folder, **{"data.images.rows": 0.75}), folder / "fewer") == 0
-    np.testing.assert_allclose(curve(folder / "fewer"), curve(finished), rtol=1e-5)
+@pytest.mark.parametrize(
+    "rows",
+    [{"data.images.rows": 0.75}, {"data.images.rows": 2, "data.images.patches": 36}],
+    ids=["three rows for four", "two short rows for each"],
+)
+def test_a_run_with_other_rows_of_patches_has_the_same_losses(folder, finished, tmp_path, rows):
+    assert train(visual(folder, **rows), tmp_path / "other") == 0
+    np.testing.assert_allclose(curve(tmp_path / "other"), curve(finished), rtol=1e-5)
 
 
 def params_of(workdir):

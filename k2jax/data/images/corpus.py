@@ -202,6 +202,7 @@ def prepare_visual(
         "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
         "images": [images.patches, images.image_patches, FRAME_PATCHES, *limits, vision.patch, vision.frames],
+        **({"rows_each": images.each} if images.each > 1 else {}),
     }
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, log)
