@@ -80,6 +80,10 @@ def test_conversations_join_in_all_rows_of_patches_of_a_row_of_tokens():
     assert [[len(chunks[number]) for number in row] for row in rows] == [[2, 1, 1]] * 4
     whole = fit_two_budgets(np.ones(12, int), patches, 99, 128)
     assert len(whole) == 4  # as one long row
+    # One by one they fit, and the largest chunk of both first would leave no room for the last.
+    unlucky = [[24, 28, 16], [32, 12, 16]]
+    apart = fit_two_budgets(np.array([46, 40]), np.array([68, 60]), 99, 64, each=2, chunks=unlucky.__getitem__)
+    assert apart == [[0], [1]]
 
 
 def test_what_fits_in_one_way_alone_is_placed_in_it():
@@ -89,3 +93,5 @@ def test_what_fits_in_one_way_alone_is_placed_in_it():
     # The largest first would leave no room for the last; rows of text are among them.
     beside = place_chunks([[], [24, 20, 20], [], [36, 28]], PatchRows(4, 2, 64, 2), VISION)
     assert sorted(map(sorted, beside)) == [[0, 1, 2], [3, 4]]
+    several = place_chunks([[60, 4, 36, 28], [], [36, 28, 24, 20, 20]], PatchRows(3, 4, 64, 4, 2), VISION)
+    assert sorted(map(sorted, several)) == [[0, 1], [2, 3], [4, 5], [6, 7, 8]]
