@@ -40,7 +40,7 @@ CONVERSATIONS = ("chat", "trajectories", "token_rows")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
 """Kinds of sources whose records are conversations with images, for models with vision."""
-IN_STORES = ("text", "jsonl", "parquet", "archive", "chat", "token_rows", "shards")
+IN_STORES = ("text", "jsonl", "parquet", "archive", "chat", "token_rows", "image_chat", "shards")
 """Kinds of sources whose files may lie in an object store."""
 TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
