@@ -121,9 +121,11 @@ def test_a_store_that_fails_is_never_a_shorter_corpus(bucket, tmp_path, name):
     for picture_name, content in PICTURES.items():
         put(f"b/{picture_name}", content)
     put(f"b/{name}", FILES[name])
-    bucket.failures += [None] * 2 + [OSError("Slow Down")] * 200
+    bucket.failures += [None] * 9 + [OSError("Slow Down")] * 200
+    bucket.asked.clear()
     with refused(f"^gs://b/{name} failed after 8 attempts"):  # not a source whose records are all corrupt
         prepared(tmp_path, {"chat": source(kind="image_chat", path=f"gs://b/{name}")})
+    assert bucket.asked[9].startswith(f"read b/{name}")
 
 
 def test_a_file_that_is_too_large_is_not_kept_in_part(bucket, tmp_path):
