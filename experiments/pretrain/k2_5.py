@@ -44,6 +44,8 @@ def get_config():
         rate_to=8.7e-6,
         overrides=(
             "data.sequence_length=32768",
+            "data.images.rows=2",  # of rows of tokens 40 % have images, each up to 8,192 features as clips have
+            "data.images.rows_each=4",
             f"train.batch_size={ROWS[32768]}",
             "train.micro_batches=64",
             "parallel.context=4",
@@ -58,6 +60,8 @@ def get_config():
         rate_to=7e-6,
         overrides=(
             "data.sequence_length=262144",
+            "data.images.rows=16",  # one for each device
+            "data.images.rows_each=32",  # 65,536 features: a quarter of the row, as before
             f"train.batch_size={ROWS[262144]}",
             "train.micro_batches=4",
             "parallel.stage=4",  # the devices of a row share the heads of a stage's part of the dense layers

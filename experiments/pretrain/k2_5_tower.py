@@ -2,13 +2,15 @@ r"""Kimi K2.5's tower alone: MoonViT-3D learns by captions against Moonlight-16B
 
 Reproduces: the ViT training stage (Kimi K2.5, section 4.3, table 3): cross-entropy of alt texts, captions, boxes and
 words, no contrastive loss, 4,096 tokens a row. Batch and rates are choices of this file, not the report's, and so is
-that the projector learns with the tower. The report begins from SigLIP's weights; here the tower begins at random.
+that the projector learns with the tower. The report begins from SigLIP-SO-400M: so does this with the folder of its
+Hugging Face model in config.init_tower_from (docs/vision.md); without it the tower begins at random.
 Expected: not run, and not compiled.
 
     python -m k2jax.aot --config=experiments/pretrain/k2_5_tower.py --topology=v5p:4x4x4
     python -m k2jax.launch --config=experiments/pretrain/k2_5_tower.py --workdir=gs://my-bucket/tower \
         --tpu=v5p:4x4x4 --project=my-project --zone=us-east5-a \
-        --image=us-docker.pkg.dev/my-project/k2jax/train:1 --dry_run
+        --image=us-docker.pkg.dev/my-project/k2jax/train:1 \
+        --config.init_tower_from=hub:google/siglip-so400m-patch14-384 --dry_run
 
 The corpora are not public: name yours, as below; set config.init_from to Moonlight, with whose tokenizer it trains.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 from k2jax.config.activations import check_activations
@@ -154,10 +155,21 @@ def _check_vision(config: Config) -> None:
             "go together: both are on, or neither"
         )
     parallel = config.parallel
-    if config.stage == "rl" and config.data.images.rows < 1:
+    images = config.data.images
+    if config.stage == "rl" and (images.rows, images.each) != (1, 1):
         raise UserError(
-            f"config.data.images.rows {config.data.images.rows} is for stages pretrain and sft, as all rows of rl may "
-            "have images; set it to 1"
+            f"config.data.images.rows {images.rows:g} and rows_each {images.rows_each} are for stages pretrain and "
+            "sft, as all rows of rl may have images; set them to 1 and 0"
+        )
+    if images.each < images.rows:
+        raise UserError(
+            f"config.data.images.rows {images.rows:g} is above data.images.rows_each {images.rows_each}: rows of the "
+            "tower would always be empty; raise rows_each, or set it to 0"
+        )
+    if images.each > (rows := math.ceil(config.train.batch_size * images.rows)):
+        raise UserError(
+            f"config.data.images.rows {images.rows:g} of train.batch_size {config.train.batch_size} are {rows} rows of "
+            f"the tower, and one row of tokens may fill {images.each}: lower data.images.rows_each or raise rows"
         )
     if vision.contrast and (config.stage == "rl" or max(parallel.stage, parallel.tensor, parallel.context) > 1):
         raise UserError(

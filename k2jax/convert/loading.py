@@ -21,7 +21,8 @@ from k2jax.config.schema import ModelConfig
 from k2jax.convert import hub
 from k2jax.convert.mapping import Block, blocks, to_region
 from k2jax.convert.packaged import PACKAGED, open_packaged, packaged_tokenizer
-from k2jax.convert.source import Source, open_folder
+from k2jax.convert.siglip import SiglipTower, is_siglip
+from k2jax.convert.source import CheckedTensors, Source, open_folder
 from k2jax.errors import UserError
 from k2jax.model import K2, model_specs
 from k2jax.model.vision import multimodal_specs
@@ -71,22 +72,20 @@ class Opened(NamedTuple):
         """Reads the parameter tree, one weight at a time, so that the host holds only one beside the model.
 
         Args:
-            shardings: of every weight of ``model_specs(model)`` or ``multimodal_specs(model)``, or of some of their
-                groups, which alone are read; each process reads only what its devices hold.
+            shardings: of every weight of ``model_specs(model)`` or ``multimodal_specs(model)``, or of a part of that
+                tree, which alone is read; each process reads only what its devices hold.
             dtype: dtype of all weights but router biases; None keeps what is stored.
 
         Raises:
             UserError: a weight cannot be read.
         """
-        every = multimodal_specs(self.model)
-        specs = {group: every[group] for group in shardings}
+        specs = _part(multimodal_specs(self.model), shardings)
         leaves = [array for _, array in self.leaves(shardings, dtype)]
         return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
 
     def leaves(self, shardings: Any, dtype: Any = None) -> Iterator[tuple[str, jax.Array]]:
         """Reads one weight after the other, see ``params``; yields names and arrays that nobody else holds."""
-        every = multimodal_specs(self.model)
-        specs = {group: every[group] for group in shardings}
+        specs = _part(multimodal_specs(self.model), shardings)
         for (name, spec), sharding in zip(named_specs(specs), jax.tree.leaves(shardings), strict=True):
             yield name, _place(self.read, name, spec, sharding, self._kept(spec, dtype))
 
@@ -155,6 +154,35 @@ def shardings_on(model: ModelConfig, mesh: Mesh | None, vision: bool = False) ->
 
 def _specs(model: ModelConfig, vision: bool) -> Specs:
     return multimodal_specs(model) if vision else model_specs(model)
+
+
+def _part(specs: Specs, shardings: Any) -> Specs:
+    """The specs of those weights that have shardings."""
+    return {
+        name: _part(specs[name], part) if isinstance(part, dict) else specs[name] for name, part in shardings.items()
+    }
+
+
+def open_tower(path: str | Path, grid: int) -> Opened:
+    """Opens what a tower begins from: a checkpoint argument, or a Hugging Face folder of SigLIP, which has no more.
+
+    Args:
+        path: of it.
+        grid: side of the tower's grid of positions, to which those of SigLIP are resampled.
+
+    Raises:
+        UserError: it cannot be read, or has no tower.
+    """
+    path = hub.local(path)
+    if not is_siglip(path):
+        opened = open_pretrained(path)
+        if not opened.model.vision.layers:
+            raise UserError(f"{path} is a model without vision")
+        return opened
+    source = SiglipTower(path, grid)
+    resized = f"{source.given} x {source.given} positions as {grid} x {grid}"
+    origin = f"{path} (SigLIP; {resized}; the projector is not in it)"
+    return Opened(source.model, functools.partial(_gather, source), lambda name, spec: source.dtype(spec), origin)
 
 
 def open_pretrained(path: str | Path) -> Opened:
@@ -256,7 +284,7 @@ def _stored(reader: checkpoint.ParamsReader, name: str, spec: ParamSpec, region:
     return reader.read(name, region)
 
 
-def _gather(source: Source, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
+def _gather(source: CheckedTensors, name: str, spec: ParamSpec, region: Region) -> np.ndarray:
     """A region of a weight from the blocks of Hugging Face tensors that reach into it."""
     array = aligned_empty([bounds.stop - bounds.start for bounds in region], source.dtype(spec))
 

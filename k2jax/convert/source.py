@@ -25,23 +25,21 @@ ADAPTER = "adapter_config.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-class Source:
-    """The tensors of a model under Hugging Face's names.
+class CheckedTensors:
+    """Tensors under Hugging Face's names that are those of a weight table.
 
     Args:
         origin: where they come from, for errors.
-        model: the architecture.
-        tensors: by Hugging Face name, the decoder's without the prefix that they have beside a tower.
-        notes: lines for the user: values without effect, tensors that are not read, a head that is not tied.
+        specs: the weight table, by name.
+        tensors: by Hugging Face name.
 
     Raises:
         UserError: tensors are missing, unknown, of another shape or no floating-point numbers.
     """
 
-    def __init__(self, origin: Path, model: ModelConfig, tensors: dict[str, Tensor], notes: list[str]):
-        self.origin, self.model, self.tensors, self.notes = origin, model, tensors, notes
-        self.specs: dict[str, ParamSpec] = dict(named_specs(multimodal_specs(model)))
-        expected = {name: hf_shape(spec) for spec in self.specs.values() for name, _ in hf_tensors(spec)}
+    def __init__(self, origin: Path, specs: dict[str, ParamSpec], tensors: dict[str, Tensor]):
+        self.origin, self.specs, self.tensors = origin, specs, tensors
+        expected = {name: hf_shape(spec) for spec in specs.values() for name, _ in hf_tensors(spec)}
         wrong = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
         wrong += [f"{name} is unknown" for name in tensors.keys() - expected.keys()]
         for name in expected.keys() & tensors.keys():
@@ -72,6 +70,24 @@ class Source:
         """Returns the narrowest dtype that holds every tensor of a weight without loss."""
         dtypes = {self.tensors[name].dtype for name, _ in hf_tensors(spec)}
         return common_dtype(dtypes)
+
+
+class Source(CheckedTensors):
+    """The tensors of a model under Hugging Face's names.
+
+    Args:
+        origin: where they come from, for errors.
+        model: the architecture.
+        tensors: by Hugging Face name, the decoder's without the prefix that they have beside a tower.
+        notes: lines for the user: values without effect, tensors that are not read, a head that is not tied.
+
+    Raises:
+        UserError: as of ``CheckedTensors``.
+    """
+
+    def __init__(self, origin: Path, model: ModelConfig, tensors: dict[str, Tensor], notes: list[str]):
+        super().__init__(origin, dict(named_specs(multimodal_specs(model))), tensors)
+        self.model, self.notes = model, notes
 
     @property
     def size(self) -> int:

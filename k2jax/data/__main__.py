@@ -90,18 +90,26 @@ def _cache(values: flags.FlagValues) -> str:
 
 
 def _build(values: flags.FlagValues) -> int:
+    from k2jax.config.phases import run_phases
+    from k2jax.data.phases.phase_sources import phase_sources
     from k2jax.data.preparation.pools import open_pool
-    from k2jax.data.training_data import build_sources
 
     cli.require(values, "config")
     config = cli.config_of(values)
     vision = config.model.vision if config.model.vision.layers else None
     with open_pool(values.workers or 0, values.cluster) as pool:
         options = {"tokenizer": _named_tokenizer(config), "vision": vision, "pool": pool}
-        _, sources = build_sources(config.data, log=_say, **options)
-    for name, source in sources.items():
-        counts = source.manifest["splits"]["train"]
-        print(f"{name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens")
+        phases = run_phases(config)
+        _, sources = phase_sources(config.data, [phase.config.data for phase in phases], log=_say, **options)
+    shown: dict[str, list[object]] = {}
+    for phase, own in zip(phases, sources, strict=True):
+        for name, source in own.items():
+            if source in (before := shown.setdefault(name, [])):
+                continue
+            again = f" in phase {phase.name}" if before else ""
+            counts = source.manifest["splits"]["train"]
+            print(f"{name}{again}: {counts['documents']:,} documents, {counts['tokens']:,} tokens")
+            before.append(source)
     return 0
 
 

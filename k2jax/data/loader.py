@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from k2jax.data.filled_mixture import SplitRows
     from k2jax.data.images.batches import ImageBatches
     from k2jax.data.images.image_rows import PlannedRow
+    from k2jax.data.images.placement import PatchRows
     from k2jax.data.storage.tier_filler import Stretch
 
 READ_THREADS = 1  # Packing holds the interpreter's lock: more threads would only wait.
@@ -88,16 +89,17 @@ class DataLoader:
                 "max_epochs; raise one, set one to 0, or lower train.steps"
             )
         if images:
-            self._check_patch_rows(images.shape.rows)
+            self._check_patch_rows(images.shape)
         self._shuffled = [_ordered(rows[name], shuffle_seed(seed, name)) for name in self._names]
         stored = [name for name in self._names if name not in self._filled and _is_stored(rows[name])]
         self._stretches = {
             self._names.index(name): _ordered(RowStretches(rows[name]), shuffle_seed(seed, name)) for name in stored
         }
 
-    def _check_patch_rows(self, rows: int) -> None:
-        """Raises UserError where a step has more rows with images than ``rows`` of patches hold, however full."""
-        if rows >= self._batch_size:
+    def _check_patch_rows(self, shape: PatchRows) -> None:
+        """Raises UserError where a step has more rows with images than rows of patches hold, however full."""
+        held = shape.rows // shape.each
+        if held >= self._batch_size:
             return
         most, fullest = 0, 0
         for first in range(0, self._steps, _CHECKED_STEPS):
@@ -106,10 +108,11 @@ class DataLoader:
             seen = np.diff(drawn[:, self._has_images].sum(1))
             if seen.max() > most:
                 most, fullest = int(seen.max()), first + int(seen.argmax())
-        if most > rows:
+        if most > held:
+            of_each = "" if shape.each == 1 else f"with up to {shape.each} rows of patches each "
             raise UserError(
-                f"step {fullest + 1} has {most} rows with images, and {rows} rows of patches hold them: "
-                f"set config.data.images.rows to {most / self._batch_size:.3g} or more"
+                f"step {fullest + 1} has {most} rows with images, {of_each}and {shape.rows} rows of patches hold "
+                f"{held}: set config.data.images.rows to {most * shape.each / self._batch_size:.3g} or more"
             )
 
     @property
@@ -267,7 +270,8 @@ class HeldOut:
 
     def _grouped(self, chosen: Callable[[], Iterator[int]], batch_size: int) -> Iterator[list[int]]:
         """Rows by batches: no more with images than there are rows of patches."""
-        most = batch_size if self._images is None else min(batch_size, self._images.shape.rows)
+        shape = None if self._images is None else self._images.shape
+        most = batch_size if shape is None else min(batch_size, shape.rows // shape.each)
         text, seen = chosen(), iter(())
         if most < batch_size:
             text = (index for index in chosen() if not _shows_images(self._source_of(index)[0]))

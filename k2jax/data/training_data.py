@@ -175,8 +175,9 @@ def rows_of_split(config: DataConfig, name: str, source: Shards | VisualCorpus, 
     if kind in IMAGE_SOURCES:
         from k2jax.data.images.image_rows import VisualRows
 
-        augment = config.images.augment if split == TRAIN else 0.0
-        return VisualRows(source.split(split), config.sequence_length, patches=config.images.patches, augment=augment)
+        images, length = config.images, config.sequence_length
+        augment = images.augment if split == TRAIN else 0.0
+        return VisualRows(source.split(split), length, patches=images.patches, each=images.each, augment=augment)
     stream = source.train if split == TRAIN else source.held_out
     return (ConversationRows if kind in CONVERSATIONS else RowSource)(stream, config.sequence_length)
 

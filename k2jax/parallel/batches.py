@@ -43,9 +43,9 @@ class BatchSharding:
     @property
     def patch_rows(self) -> PatchRows:
         """The static shape of a step's images: ``data.images.rows`` of the rows of tokens, as many on each device."""
-        devices = self._mesh.size
-        rows = math.ceil(self.total_rows * self._config.data.images.rows / devices) * devices
-        return PatchRows(self.total_rows, rows, self._config.data.images.patches, devices)
+        images, devices = self._config.data.images, self._mesh.size
+        rows = math.ceil(self.total_rows * images.rows / devices) * devices
+        return PatchRows(self.total_rows, rows, images.patches, devices, images.each)
 
     @functools.cached_property
     def local_patch_rows(self) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from k2jax.checkpoint import committed_steps, run_folder
 from k2jax.config.schema import Config
-from k2jax.convert.loading import is_run, open_pretrained
+from k2jax.convert.loading import is_run, open_pretrained, open_tower
 from k2jax.errors import UserError
 from k2jax.model import model_specs
 from k2jax.model.vision import multimodal_specs
@@ -89,25 +89,26 @@ def _without(tree: Any, *names: str) -> dict[str, Any]:
 
 
 def pretrained_tower(init_tower_from: str, layout: Layout) -> tuple[Any, str]:
-    """The tower of a checkpoint argument in float32, as the layout stores it, and a description of the source.
+    """The tower of a checkpoint or of SigLIP in float32, as the layout stores it, and a description of the source.
 
     The projector is left out: its width is that of the decoder with which the tower was trained.
 
     Args:
-        init_tower_from: a checkpoint argument.
+        init_tower_from: a checkpoint argument, or a Hugging Face folder of SigLIP.
         layout: of the run.
 
     Raises:
         UserError: it cannot be read, has no vision, or another tower than the layout's; then no weight is read.
     """
-    opened = open_pretrained(init_tower_from)
-    if not opened.model.vision.layers:
-        raise UserError(f"init_tower_from {init_tower_from} is a model without vision")
-    given, wanted = multimodal_specs(opened.model)[VISION], layout.logical[VISION]
+    wanted = layout.logical[VISION]
+    try:
+        opened = open_tower(init_tower_from, wanted["grid"].shape[0])
+    except UserError as error:
+        raise UserError(f"init_tower_from: {error}") from None
+    given = multimodal_specs(opened.model)[VISION]
     _check_shapes(init_tower_from, _of_tower(given), _of_tower(wanted), "init_tower_from")
-    everywhere = layout.shardings(map_specs(lambda spec: PartitionSpec(), given))
-    own = {**everywhere, **_of_tower(layout.shardings(layout.storage[VISION]))}
-    return _of_tower(opened.params({VISION: own}, np.float32)[VISION]), opened.origin
+    own = _of_tower(layout.shardings(layout.storage[VISION]))
+    return opened.params({VISION: own}, np.float32)[VISION], opened.origin
 
 
 def _of_tower(vision: Any) -> Any:

@@ -40,7 +40,7 @@ def config_with(layers: int, overrides: dict | None = None) -> Config:
     return config_of(TOWER | {"model.layers": layers} | (overrides or {}))
 
 
-def batch_for(config: Config, devices: int, patches: int = PATCHES) -> PackedBatch:
+def batch_for(config: Config, devices: int, patches: int = PATCHES, each: int = 1) -> PackedBatch:
     """Eight rows of 32 tokens, six of them with two images or a clip each, on this many devices."""
     rng = np.random.default_rng(0)
     rows, own, chunks, places = [], [], [], []
@@ -51,7 +51,7 @@ def batch_for(config: Config, devices: int, patches: int = PATCHES) -> PackedBat
         own.append([chunk.patches for chunk in made])
         places.append([chunk.features for chunk in made])
         chunks += made
-    shape = PatchRows(8, -(-8 // devices) * devices, patches, devices)
+    shape = PatchRows(8, -(-8 * each // devices) * devices, patches, devices, each)
     packed = pack_rows(chunks, place_chunks(own, shape, config.model.vision), length=patches, patch=2)
     feature, numbers = np.full((8, 32), -1, np.int32), iter(packed.features)
     for row, counts in enumerate(places):
@@ -112,10 +112,10 @@ def assert_same_gradients(expected, grads):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max(), err_msg=name)
 
 
-def assert_equal(layers: int, overrides: dict, devices: int):
+def assert_equal(layers: int, overrides: dict, devices: int, make_batch=batch_for):
     expected_loss, expected, expected_logits = together(layers)
     config = config_with(layers, overrides)
-    sums, grads = gradient_sums(config, devices, params_of(config), batch_for)
+    sums, grads = gradient_sums(config, devices, params_of(config), make_batch)
     assert_same_gradients(expected, grads)
     np.testing.assert_allclose(sums.stats.max_logit["vision"], expected_logits, rtol=1e-5)
     np.testing.assert_allclose(sums.shares.total, expected_loss, rtol=1e-6)
@@ -158,6 +158,16 @@ def test_on_one_device_the_gradients_are_those_of_one_program(monkeypatch, at_on
     assert_equal(1, {}, 1)  # a dense layer
 
 
+SEVERAL = functools.partial(batch_for, patches=16, each=2)
+"""Rows of the tower that hold a quarter as much, two for each row of tokens, which both its images fill."""
+
+
+def test_two_rows_of_the_tower_for_each_row_of_tokens_have_the_gradients_of_a_long_one():
+    batch = SEVERAL(config_with(1), 1)
+    assert batch.patches.start.shape == (16, 16) and len(batch.tokens) == 8
+    assert_equal(1, {"data.images.rows": 2}, 1, SEVERAL)
+
+
 @pytest.mark.parametrize(
     ("rows", "length", "expected"), [(4, 144, 4), (12, 1024, 4), (6, 1024, 3), (7, 600, 1), (5, 4096, 1), (2, 16384, 1)]
 )
@@ -181,3 +191,12 @@ def test_every_turn_of_the_tower_has_as_many_rows(rows, length, expected):
 )
 def test_on_meshes_the_gradients_are_those_of_one_program(mesh):
     assert_equal(3, mesh, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.devices(4)
+@pytest.mark.parametrize(
+    "mesh", [{"parallel.data": 2, "parallel.stage": 2}, {"parallel.data": 2, "parallel.context": 2}]
+)
+def test_on_meshes_two_rows_of_the_tower_for_each_row_of_tokens_have_the_gradients_of_a_long_one(mesh):
+    assert_equal(3, {**mesh, "data.images.rows": 2}, 4, SEVERAL)

@@ -14,6 +14,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from k2jax.config import resolve, source
 from k2jax.convert.exporting import export_checkpoint
@@ -91,9 +92,14 @@ def test_two_processes_train_on_images_as_one_does(folder, finished):
 
 
 @pytest.mark.slow
-def test_a_run_with_fewer_rows_of_patches_has_the_same_losses(folder, finished):
-    assert train(visual(folder, **{"data.images.rows": 0.75}), folder / "fewer") == 0
-    np.testing.assert_allclose(curve(folder / "fewer"), curve(finished), rtol=1e-5)
+@pytest.mark.parametrize(
+    "rows",
+    [{"data.images.rows": 0.75}, {"data.images.rows": 2, "data.images.patches": 36}],
+    ids=["three rows for four", "two short rows for each"],
+)
+def test_a_run_with_other_rows_of_patches_has_the_same_losses(folder, finished, tmp_path, rows):
+    assert train(visual(folder, **rows), tmp_path / "other") == 0
+    np.testing.assert_allclose(curve(tmp_path / "other"), curve(finished), rtol=1e-5)
 
 
 def params_of(workdir):
@@ -242,6 +248,44 @@ def test_a_tower_goes_from_a_small_decoder_to_another_without_its_projector(fold
     config.model.vision.width = 24
     with pytest.raises(UserError, match=r"init_tower_from .* is another model"):
         begun(resolve(config), folder / "other")
+
+
+def siglip_folder(folder, vision, side=5):
+    """A folder of SigLIP with a tower of these sizes and random weights."""
+    folder.mkdir()
+    width, ffn, patch = vision.width, vision.ffn, vision.patch
+    norm = {"weight": (width,), "bias": (width,)}
+    layer = {"layer_norm1": norm, "layer_norm2": norm}
+    layer |= {f"self_attn.{name}_proj": {**norm, "weight": (width, width)} for name in ("q", "k", "v", "out")}
+    layer |= {"mlp.fc1": {"weight": (ffn, width), "bias": (ffn,)}, "mlp.fc2": {**norm, "weight": (width, ffn)}}
+    parts = {f"encoder.layers.{n}.{name}": part for n in range(vision.layers) for name, part in layer.items()}
+    parts |= {"embeddings.patch_embedding": {**norm, "weight": (width, 3, patch, patch)}, "post_layernorm": norm}
+    parts |= {"embeddings.position_embedding": {"weight": (side * side, width)}, "head.layernorm": norm}
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"vision_model.{name}.{kind}": rng.normal(size=shape).astype(np.float32)
+        for name, part in parts.items()
+        for kind, shape in part.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    sizes = {"hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": vision.layers, "patch_size": patch}
+    sizes |= {"num_attention_heads": vision.heads, "image_size": side * patch, "model_type": "siglip_vision_model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "siglip", "vision_config": sizes}))
+    return tensors
+
+
+def test_a_tower_begins_from_siglip_and_the_projector_anew(folder, tmp_path):
+    config = visual(folder, init_tower_from=str(tmp_path / "siglip"))
+    tensors = siglip_folder(tmp_path / "siglip", config.model.vision)
+    params, own = begun(config, tmp_path / "run")
+    of_tower = {name for name in changed(own, params) if not name.startswith("vision/projector/")}
+    assert changed(own, params) == of_tower and all(name.startswith("vision/") for name in of_tower)
+    assert {"vision/patch", "vision/grid", "vision/layers/attention/q_bias", "vision/final_norm/bias"} <= of_tower
+    up = tensors["vision_model.encoder.layers.1.mlp.fc1.weight"]
+    np.testing.assert_array_equal(params["vision"]["layers"]["ffn"]["up"][1], up.T)
+    (tmp_path / "siglip" / "config.json").write_text('{"model_type": "siglip2_vision_model"}')
+    with pytest.raises(UserError, match=r"init_tower_from: .*siglip2_vision_model"):
+        begun(config, tmp_path / "other")
 
 
 def test_a_model_of_text_has_no_tower_to_give(folder, text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Literal
 
 from k2jax.config.ranges import (
@@ -12,7 +13,6 @@ from k2jax.config.ranges import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    PositiveShare,
     Share,
     ShareBelowOne,
 )
@@ -40,7 +40,7 @@ CONVERSATIONS = ("chat", "trajectories", "token_rows")
 """Kinds of sources whose records are conversations."""
 IMAGE_SOURCES = ("image_chat", "image_trajectories", "synthetic_images")
 """Kinds of sources whose records are conversations with images, for models with vision."""
-IN_STORES = ("text", "jsonl", "parquet", "archive", "chat", "token_rows", "shards")
+IN_STORES = ("text", "jsonl", "parquet", "archive", "chat", "token_rows", "image_chat", "shards")
 """Kinds of sources whose files may lie in an object store."""
 TRAJECTORIES = ("trajectories", "image_trajectories")
 """Kinds of sources that are stores of trajectories."""
@@ -91,14 +91,20 @@ class TokenizerConfig:
 class ImagesConfig:
     """Images and clips of conversations; read where ``model.vision`` has layers."""
 
-    patches: PositiveInt = 4096  #: of the images of a row of tokens, and of a row of the tower; a multiple of 4
-    rows: PositiveShare = 1.0  #: rows of the tower over rows of tokens; less where few of those have images
+    patches: PositiveInt = 4096  #: of a row of the tower, which holds any image and chunk of a clip; a multiple of 4
+    rows: PositiveFloat = 1.0  #: rows of the tower over rows of tokens: below 1 where few have images, above for clips
+    rows_each: NonNegativeInt = 0  #: of the tower, for the images of one row of tokens; 0 is ``rows``, rounded up
     image_patches: PositiveInt = 16384  #: images with more, or that fill more than a row, are reduced
     megapixels: PositiveFloat = 90.0  #: larger images are corrupt records [10^6 pixels]
     megabytes: PositiveFloat = 50.0  #: larger files are corrupt records [10^6 bytes]
     augment: Share = 0.0  #: share of the samples that are augmented, where their record permits
     share: tuple[Share, ...] = ()  #: of the tokens, those of samples with images, by phase; empty is by weight, in rows
     share_from: tuple[ShareBelowOne, ...] = (0.0,)  #: where each phase begins, as a share of all tokens of the run
+
+    @property
+    def each(self) -> int:
+        """Most rows of the tower for the images of one row of tokens."""
+        return self.rows_each or math.ceil(self.rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

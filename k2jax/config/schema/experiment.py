@@ -47,4 +47,4 @@ class Config:
     rl: RLConfig = RLConfig()  #: reinforcement learning
     phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)  #: parts of a run of pretraining
     init_from: str | None = None  #: checkpoint whose parameters start an empty workdir
-    init_tower_from: str | None = None  #: checkpoint whose tower, without its projector, starts an empty workdir
+    init_tower_from: str | None = None  #: checkpoint, or SigLIP, whose tower alone starts an empty workdir

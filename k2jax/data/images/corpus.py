@@ -29,7 +29,7 @@ from k2jax.data.images.measuring import (
     synthetic_conversation,
 )
 from k2jax.data.images.places import places_of_source
-from k2jax.data.images.reading import ReadLimits
+from k2jax.data.images.reading import ImageError, ReadLimits
 from k2jax.data.images.sampled import SampledConversation
 from k2jax.data.manifest import FORMAT, HELD_OUT, read_manifest
 from k2jax.data.preparation.pools import open_pool
@@ -155,15 +155,28 @@ class VisualCorpus:
             return SampledConversation.from_json(line["sampled"])
         media = [MeasuredMedia.from_json(each) for each in line["media"]]
         undecoded = {} if needed is None else not_needed(media, self._frames, needed)
-        places = self._places.beside(line["folder"])
-        found = read_conversation(line["record"], places, self._limits, undecoded, self.renderer.reduction)
-        now = [digest or before for digest, before in zip(found.digests, line["digests"], strict=True)]
-        if now != line["digests"]:
-            raise UserError(
-                f"an image of {line['where']} is not the one that was measured; put it back, or delete "
-                f"{self._records.parent} to have the corpus measured again in a new --workdir"
-            )
-        return dataclasses.replace(found, branch=line["branch"])
+        return dataclasses.replace(self._measured(line, undecoded), branch=line["branch"])
+
+    def _measured(self, line: dict, undecoded: dict[int, MeasuredMedia]) -> VisualConversation:
+        """The conversation of a record with the images that were measured; errors as of ``conversation``.
+
+        What the disk tier keeps of a store may be another version of an image: then the store is asked.
+        """
+        for tier in ("kept", "renewed"):
+            places = dataclasses.replace(self._places.beside(line["folder"]), tier=tier)
+            try:
+                found = read_conversation(line["record"], places, self._limits, undecoded, self.renderer.reduction)
+            except ImageError:
+                if tier == "renewed":
+                    raise
+                continue
+            now = [digest or before for digest, before in zip(found.digests, line["digests"], strict=True)]
+            if now == line["digests"]:
+                return found
+        raise UserError(
+            f"an image of {line['where']} is not the one that was measured; put it back, or delete "
+            f"{self._records.parent} to have the corpus measured again in a new --workdir"
+        )
 
 
 def prepare_visual(
@@ -202,6 +215,7 @@ def prepare_visual(
         "tokenizer": [tokenizer.encoding, tokenizer.bos, tokenizer.eos],
         "chat": [config.chat_format, config.sequence_length],
         "images": [images.patches, images.image_patches, FRAME_PATCHES, *limits, vision.patch, vision.frames],
+        **({"rows_each": images.each} if images.each > 1 else {}),
     }
     folder = cache_root(config.cache_dir) / "shards" / f"{source.kind}-{key_of(described)}"
     report = CorruptRecords(config.on_corrupt, log)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from k2jax.batch import PackedBatch, pack_row
+from k2jax.data.best_fit import best_fit
 
 if TYPE_CHECKING:
     from k2jax.data.images.conversations import RenderedConversation
@@ -96,17 +98,18 @@ class PlannedRow:
 
 
 class VisualRows:
-    """Rows of ``length`` tokens and at most ``patches`` patches of a split; a random-access source for grain.
+    """Rows of ``length`` tokens whose images fill at most ``each`` rows of ``patches`` patches; a source for grain.
 
     Attributes:
         stream: the split.
         length: tokens of a row.
     """
 
-    def __init__(self, stream: VisualSplit, length: int, *, patches: int, augment: float = 0.0):
+    def __init__(self, stream: VisualSplit, length: int, *, patches: int, each: int = 1, augment: float = 0.0):
         """Packs the conversations, each of which fits a row."""
         self.stream, self.length, self._augment = stream, length, augment
-        self._rows = fit_two_budgets(stream.tokens, stream.patches, length, patches)
+        chunks = None if each == 1 else lambda number: [math.prod(grid) for grid in stream.grids(number)]
+        self._rows = fit_two_budgets(stream.tokens, stream.patches, length, patches, each=each, chunks=chunks)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -133,33 +136,89 @@ class VisualRows:
         return PlannedRow(self.stream, tuple(self._rows[index]), self.length, self._augment, index)
 
 
-def fit_two_budgets(tokens: np.ndarray, patches: np.ndarray, length: int, most: int) -> list[list[int]]:
+def fit_two_budgets(
+    tokens: np.ndarray,
+    patches: np.ndarray,
+    length: int,
+    most: int,
+    *,
+    each: int = 1,
+    chunks: Callable[[int], list[int]] | None = None,
+) -> list[list[int]]:
     """Packs conversations into rows, the longest first, each into the row with the fewest free tokens that has room.
 
     Args:
         tokens: int ``[n]``, tokens of each, at most ``length``.
-        patches: int ``[n]``, patches of each, at most ``most``.
+        patches: int ``[n]``, patches of each.
         length: tokens of a row.
-        most: patches of a row.
+        most: patches of a row of the tower.
+        each: rows of the tower that the chunks of a row may fill.
+        chunks: patches of the chunks of a conversation, which fit ``each`` rows of the tower; None where that is one.
 
     Returns:
         The conversations of every row, ascending, and the rows in the order of their first conversations.
     """
     rows: list[list[int]] = []
-    free_tokens, free_patches = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of the rows from ``first`` on
-    first = 0
-    share = np.maximum(np.asarray(tokens) / length, np.asarray(patches) / most)
+    open_rows, first = _OpenRows(length, most, each), 0
+    of_one = chunks or (lambda item: [int(patches[item])])
+    share = np.maximum(np.asarray(tokens) / length, np.asarray(patches) / (most * each))
     for item in np.argsort(-share, kind="stable").tolist():
-        room = (free_tokens >= tokens[item]) & (free_patches >= patches[item])
-        if room.any():
-            at = int(np.where(room, free_tokens, length + 1).argmin())
-        else:
+        at = open_rows.place(int(tokens[item]), of_one(item))
+        if at == len(rows) - first:
             rows.append([])
-            free_tokens, free_patches = np.append(free_tokens, length), np.append(free_patches, most)
-            at = len(free_tokens) - 1
-            if len(free_tokens) > _OPEN_ROWS:
-                free_tokens, free_patches, first, at = free_tokens[1:], free_patches[1:], first + 1, at - 1
+            if at == _OPEN_ROWS:
+                open_rows.close_first()
+                first, at = first + 1, at - 1
         rows[first + at].append(item)
-        free_tokens[at] -= tokens[item]
-        free_patches[at] -= patches[item]
+    if each > 1:
+        rows = [part for row in rows for part in _placeable(row, of_one, most, each)]
     return sorted(sorted(row) for row in rows)
+
+
+class _OpenRows:
+    """What rows that may still be joined have free: tokens, and patches in each of their rows of the tower."""
+
+    def __init__(self, length: int, most: int, each: int):
+        self._length, self._empty = length, [most] * each
+        self._free = np.zeros((3, 0), np.int64)  # tokens; patches, and the most of one of their rows
+        self._patches: list[list[int]] = []
+
+    def place(self, tokens: int, chunks: list[int]) -> int:
+        """The row that takes a conversation; the last, which is new, where no other has room."""
+        needed = [[tokens], [sum(chunks)], [max(chunks, default=0)]]
+        rows = np.flatnonzero((self._free >= needed).all(0))
+        while len(rows):
+            at = int(rows[self._free[0, rows].argmin()])
+            if left := _without(self._patches[at], chunks):
+                break
+            rows = rows[rows != at]
+        else:
+            self._patches.append(self._empty)
+            self._free = np.append(self._free, [[self._length], [0], [0]], 1)
+            at, left = len(self._patches) - 1, _without(self._empty, chunks)
+        self._patches[at], self._free[:, at] = left, (self._free[0, at] - tokens, sum(left), max(left))
+        return at
+
+    def close_first(self) -> None:
+        """Nothing joins the first row any more."""
+        self._free = self._free[:, 1:]
+        del self._patches[0]
+
+
+def _without(free: list[int], chunks: list[int]) -> list[int]:
+    """What rows of the tower leave of their free patches, by best fit, the largest chunk first; none without room."""
+    free = list(free)
+    for size in sorted(chunks, reverse=True):
+        least = min((left for left in free if left >= size), default=None)
+        if least is None:
+            return []
+        free[free.index(least)] -= size
+    return free
+
+
+def _placeable(row: list[int], chunks: Callable[[int], list[int]], most: int, each: int) -> list[list[int]]:
+    """A row, in halves where its chunks fit in the order of their conversations, and not as they are placed later."""
+    if len(row) == 1 or len(best_fit([size for item in row for size in chunks(item)], most)) <= each:
+        return [row]
+    half = len(row) // 2
+    return [part for part in (row[:half], row[half:]) for part in _placeable(part, chunks, most, each)]

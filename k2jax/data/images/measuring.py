@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from k2jax.config.schema import DataConfig, SourceConfig
+from k2jax.data.best_fit import best_fit
 from k2jax.data.chat_rendering import check_sequence
 from k2jax.data.images.conversations import (
     ConversationRenderer,
@@ -143,13 +144,24 @@ class Measurer:
         held_out = split == HELD_OUT
         return [self._measured({"synthetic": place}, rendered, 2 * index + held_out, held_out)]
 
+    def _check_patches(self, rendered: RenderedConversation) -> None:
+        """Raises UserError where the images fill more rows of the tower than a row of tokens may."""
+        length, each = self.config.images.patches, self.config.images.each
+        if len(best_fit([chunk.patches for chunk in rendered.chunks], length)) <= each:
+            return
+        if each == 1:
+            raise UserError(f"{rendered.patches:,} patches, more than the {length:,} of config.data.images.patches")
+        raise UserError(
+            f"{rendered.patches:,} patches of {len(rendered.chunks)} images and chunks of video do not fit {each} rows "
+            f"of {length:,} (config.data.images.patches, rows and rows_each)"
+        )
+
     def _measured(
         self, line: dict, rendered: RenderedConversation, digest: int, held_out: bool | None = None
     ) -> MeasuredConversation:
         """The conversation, if it fits a row by itself and there is something to learn from."""
         check_sequence(rendered.ids, rendered.trained, self.config.sequence_length)
-        if rendered.patches > (patches := self.config.images.patches):
-            raise UserError(f"{rendered.patches:,} patches, more than the {patches:,} of config.data.images.patches")
+        self._check_patches(rendered)
         contents = hashlib.sha256(rendered.ids.tobytes())
         for chunk in rendered.chunks:
             contents.update(chunk.pixels.tobytes())

@@ -8,12 +8,12 @@ the chunks of a row of tokens begin in a row of their own, and ``levelling`` exc
 from __future__ import annotations
 
 from collections.abc import Sequence
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from k2jax.config.schema import VisionConfig
+from k2jax.data.best_fit import best_fit
 from k2jax.data.images.levelling import deal_rows, level
 from k2jax.errors import UserError
 
@@ -24,15 +24,17 @@ class PatchRows(NamedTuple):
     Attributes:
         token_rows: rows of tokens of a batch over all processes, rows of padding included.
         rows: rows of patches, a multiple of ``devices``; consecutive ones share a device. They hold as many rows of
-            tokens with images, however full.
+            tokens with images as they have ``each`` rows for, however full.
         length: patches of a row.
         devices: over which they are balanced.
+        each: most rows that ``best_fit`` fills with the chunks of a row of tokens.
     """
 
     token_rows: int
     rows: int
     length: int
     devices: int
+    each: int = 1
 
 
 def chunk_load(patches: int, vision: VisionConfig) -> float:
@@ -46,7 +48,7 @@ def place_chunks(own: Sequence[Sequence[int]], shape: PatchRows, vision: VisionC
     """Distributes chunks over rows of patches.
 
     Args:
-        own: patches of the chunks of each row of tokens, together at most ``shape.length``.
+        own: patches of the chunks of each row of tokens, which ``best_fit`` has in at most ``shape.each`` rows.
         shape: rows, and how many of them share a device.
         vision: sizes that decide the work of a chunk.
 
@@ -54,22 +56,28 @@ def place_chunks(own: Sequence[Sequence[int]], shape: PatchRows, vision: VisionC
         Numbers of the chunks, counted over all rows of tokens, of each of ``shape.rows`` rows.
 
     Raises:
-        UserError: more rows of tokens have images than there are rows of patches, and do not fit them.
+        UserError: rows of tokens with images fill more rows of patches than there are.
     """
     sizes = np.array([size for row in own for size in row], np.int64)
     work = np.array([chunk_load(int(size), vision) for size in sizes])
     filled = _largest_first(sizes, work, shape)
     if filled is None:  # rows are too full for this order: begin from one that fits
-        ends = np.cumsum([0, *map(len, own)]).tolist()
-        rows = [list(range(start, stop)) for start, stop in itertools.pairwise(ends) if stop > start]
+        rows = _apart(own, shape.length)
         if len(rows) > shape.rows:
             raise UserError(
-                f"{len(rows)} rows of tokens have images, which {shape.rows} rows of patches do not hold: raise "
-                "config.data.images.rows"
+                f"the images of {sum(map(bool, own))} rows of tokens fill {len(rows)} rows of patches, and there are "
+                f"{shape.rows}: raise config.data.images.rows"
             )
         filled = deal_rows(rows + [[] for _ in range(shape.rows - len(rows))], work, shape.devices)
     level(filled, sizes, work, shape.length, shape.devices)
     return filled
+
+
+def _apart(own: Sequence[Sequence[int]], length: int) -> list[list[int]]:
+    """Rows of which each has chunks of one row of tokens alone."""
+    starts = np.cumsum([0, *map(len, own)]).tolist()
+    packed = ((start, row) for start, sizes in zip(starts, own, strict=False) for row in best_fit(sizes, length))
+    return [[start + chunk for chunk in row] for start, row in packed]
 
 
 def _largest_first(sizes: np.ndarray, work: np.ndarray, shape: PatchRows) -> list[list[int]] | None:

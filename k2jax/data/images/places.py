@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, Literal
 
 from k2jax.config.schema import SourceConfig
 from k2jax.data.images.download import DownloadLimits, download
@@ -23,6 +23,8 @@ from k2jax.data.images.reading import (
 from k2jax.data.images.urls import URL, allowed_beginning, is_allowed, parse_url
 from k2jax.errors import UserError, abbreviate
 from k2jax.files.confined import confined
+from k2jax.files.objects.cached_reads import forget_kept, read_kept
+from k2jax.files.objects.object_address import ObjectAddress, is_object_url
 from k2jax.files.objects.store_client import store_client
 
 SECONDS = 60.0
@@ -34,14 +36,18 @@ class MediaPlaces:
     """What may be opened; by default nothing is.
 
     Attributes:
-        folder: files are below it, and relative paths begin there; empty where no files are opened.
+        folder: files are below it, and relative paths begin there; it may be a URL of a store. Empty where no files are
+            opened.
         urls: how URLs begin that are opened.
         key: what messages tell the user to change.
+        tier: whether the disk tier keeps objects of stores: not at all; each as it was last asked for; or as it is
+            there, without a request, for who compares checksums.
     """
 
     folder: str = ""
     urls: tuple[URL, ...] = ()
     key: str = "MediaPlaces"
+    tier: Literal["none", "renewed", "kept"] = "none"
 
     def beside(self, folder: str) -> MediaPlaces:
         """These places, with a folder where they have none."""
@@ -72,7 +78,7 @@ def places_of_source(name: str, source: SourceConfig) -> MediaPlaces:
             raise UserError(
                 f"{key} has {abbreviate(place, 300)}: {error}; write https://example.com/pictures or s3://bucket"
             ) from None
-    return MediaPlaces("".join(folders), tuple(urls), key)
+    return MediaPlaces("".join(folders), tuple(urls), key, "renewed")
 
 
 def read_media(value: Any, places: MediaPlaces, limits: ReadLimits, name: str) -> bytes:
@@ -95,6 +101,10 @@ def read_media(value: Any, places: MediaPlaces, limits: ReadLimits, name: str) -
         return decode_data_url(value)
     if not (places.folder or places.urls):
         raise ImageError(f"{name} must come in a data URL; paths and other URLs are not opened here")
+    if is_object_url(places.folder):
+        own = allowed_beginning(places.folder)
+        places = dataclasses.replace(places, urls=(*places.urls, own))
+        value = value if "://" in value else f"{places.folder}/{value}"
     if "://" in value:
         return _read_url(value, places, limits, name)
     if not places.folder:
@@ -133,13 +143,21 @@ def _read_url(text: str, places: MediaPlaces, limits: ReadLimits, name: str) -> 
         )
     if url.is_web:
         return download(text, DownloadLimits(places.urls, limits.megabytes, SECONDS), name)
-    return _read_object(url, limits, f"{name} cannot be read from {abbreviate(text, 300)}")
+    return _read_object(url, limits, places.tier, f"{name} cannot be read from {abbreviate(text, 300)}")
 
 
-def _read_object(url: URL, limits: ReadLimits, said: str) -> bytes:
+def _read_object(url: URL, limits: ReadLimits, tier: str, said: str) -> bytes:
     """The bytes of an object of a store; its client is asked by bucket and key, which it does not take for a chain."""
+    address, most = ObjectAddress(url.scheme, f"{url.host}/{url.target}"), int(limits.megabytes * 1e6) + 1
     try:
-        return store_client(url.scheme).read_all(f"{url.host}/{url.target}", int(limits.megabytes * 1e6) + 1)
+        if tier == "none":
+            return store_client(url.scheme).read_all(address.place, most)
+        if tier == "renewed":
+            forget_kept(address)
+        data = read_kept(address, most)
+        if len(data) == most:  # not whole: another limit would not be content with it
+            forget_kept(address)
+        return data
     except FileNotFoundError:
         raise ImageError(f"{said}: there is no such object") from None
     except UserError as error:

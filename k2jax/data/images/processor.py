@@ -81,7 +81,7 @@ class ImageProcessor:
         if self._most is not None and patches > self._most:
             raise UserError(
                 f"a clip of {len(clip.frames):,} frames has {patches:,} patches, more than the {self._most:,} of "
-                "config.data.images.patches"
+                "config.data.images.patches and rows"
             )
         for start in range(0, len(clip.frames), together):
             frames = clip.frames[start : start + together]
@@ -162,10 +162,10 @@ def run_processor(vision: VisionConfig, images: ImagesConfig) -> ImageProcessor:
 
     Args:
         vision: sizes of patches and chunks.
-        images: limits; one image, or one chunk of a clip, fits ``images.patches``.
+        images: limits; one image, or one chunk of a clip, fits ``images.patches``, a clip ``images.each`` times that.
     """
     limits = run_limits(images, vision.frames)
-    return ImageProcessor(vision, limits=limits, most=images.patches)
+    return ImageProcessor(vision, limits=limits, most=images.patches * images.each)
 
 
 def feature_index(tokens: Sequence[int] | np.ndarray, pad: int, features: Sequence[np.ndarray]) -> np.ndarray:

@@ -16,6 +16,7 @@ from k2jax.data.images.processor import MEDIA_TYPES
 from k2jax.data.images.reading import ReadLimits
 from k2jax.data.images.tar_samples import TarSample, tar_samples
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.readers import first_line, lines_of_json, parquet_rows
 from k2jax.text.messages import with_parts
 
@@ -39,12 +40,15 @@ class PlacedRecord(NamedTuple):
     why: str = ""
 
 
-def visual_records(path: Path, limits: ReadLimits) -> Iterator[PlacedRecord]:
+def visual_records(path: Path | ObjectPath, limits: ReadLimits) -> Iterator[PlacedRecord]:
     """The records of a file, by its suffix.
 
     Args:
         path: a ``.parquet`` or ``.tar`` file; every other is read as JSON lines.
         limits: largest file of an image.
+
+    Raises:
+        UserError: the file lies in a store, which failed for too long.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -65,7 +69,7 @@ def _placed(where: str, record: Callable[[], Any]) -> PlacedRecord:
         return PlacedRecord(where, None, abbreviate(first_line(error), 300))
 
 
-def _parquet(path: Path, limits: ReadLimits) -> Iterator[PlacedRecord]:
+def _parquet(path: Path | ObjectPath, limits: ReadLimits) -> Iterator[PlacedRecord]:
     """Rows with ``messages`` or ``document`` (lists, or their JSON), and their ``images`` in order."""
     unreadable: list[PlacedRecord] = []
     columns = (_MESSAGES, _DOCUMENT, *_OTHERS, *_IMAGES)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from k2jax.data.images.reading import ReadLimits
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.readers import first_line
 
 _RECORD, _CAPTION = "json", "txt"
@@ -42,22 +43,31 @@ class TarSample(NamedTuple):
     why: str = ""
 
 
-def tar_samples(path: Path, limits: ReadLimits) -> Iterator[TarSample]:
+class _UnusableError(Exception):
+    """A sample cannot be used; the message says why."""
+
+
+def tar_samples(path: Path | ObjectPath, limits: ReadLimits) -> Iterator[TarSample]:
     """The samples of a file that is not compressed; other members than JSON, texts, images and videos are left out.
 
     Args:
         path: the file.
         limits: largest member.
+
+    Raises:
+        UserError: the file lies in a store, which failed for too long.
     """
     try:
-        with tarfile.open(path, "r:") as archive:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for key, members in itertools.groupby(_members(archive), lambda member: _split(member.name)[0]):
                 where = f"{path}, sample {abbreviate(key, 100)}"
                 try:
                     yield _sample(archive, where, key, list(members), limits)
-                except UserError as error:
+                except _UnusableError as error:
                     yield TarSample(where, key, why=str(error))
             _check_end(archive)
+    except UserError:  # a store that fails, which is nothing that the file is to blame for
+        raise
     except Exception as error:  # tarfile raises a dozen types on damaged headers
         yield TarSample(str(path), "", why=f"not readable as a tar that is not compressed: {first_line(error)}")
 
@@ -104,12 +114,12 @@ def _sample(
     most = limits.megabytes * 1e6
     for name, member in kept:
         if member.size > most:
-            raise UserError(f".{name} has {member.size / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
+            raise _UnusableError(f".{name} has {member.size / 1e6:,.1f} MB; at most {limits.megabytes:g} are read")
     if sum(member.size for _, member in kept) > _SEVERAL * most:
-        raise UserError(f"its members have more than {_SEVERAL * limits.megabytes:g} MB together")
+        raise _UnusableError(f"its members have more than {_SEVERAL * limits.megabytes:g} MB together")
     contents = {name: archive.extractfile(member).read() for name, member in kept}
     if len(contents) < len(kept):
-        raise UserError("two of its members have one name")
+        raise _UnusableError("two of its members have one name")
     images = {name: data for name, data in contents.items() if _is_image(name)}
     return TarSample(where, key, contents.get(_RECORD, b""), contents.get(_CAPTION), images)
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k2jax.config.schema import IMAGE_SOURCES, DataConfig
 from k2jax.data.loader import DataLoader, HeldOut
 from k2jax.data.manifest import HELD_OUT, TRAIN
+from k2jax.data.phases.phase_sources import phase_sources
 from k2jax.data.phases.phased_loader import LoadedPhase, PhasedLoader
 from k2jax.data.phases.source_order import next_rows, source_orders
 from k2jax.data.training_data import (
     ImageShape,
     TrainingData,
-    build_sources,
     fingerprint_of,
     image_batches,
     rows_of_split,
 )
 from k2jax.data.vision_share import vision_share
 from k2jax.errors import UserError
+
+if TYPE_CHECKING:
+    from k2jax.data.phases.phase_sources import Sources
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,28 +59,41 @@ def prepare_phases(config: DataConfig, phases: Sequence[DataPhase], *, seed: int
         **options: ``tokenizer``, ``builder``, ``log`` and ``wait_seconds`` of ``prepare_data``.
 
     Returns:
-        The data of every phase: the loader, that of all phases by the steps of the run, and held-out rows of all
-        sources of the run, as long as the phase's rows.
+        The data of every phase: the loader, that of all phases by the steps of the run, and held-out rows, as long as
+        the phase's, of all texts of the run and of the sources with images that phases of its sizes read.
 
     Raises:
         UserError: as of ``prepare_data``.
     """
-    first = phases[0].images
-    tokenizer, shards = build_sources(config, vision=None if first is None else first.vision, **options)
-    texts = {name: source.train for name, source in shards.items() if config.sources[name].kind not in IMAGE_SOURCES}
+    vision = next((phase.images.vision for phase in phases if phase.images), None)
+    tokenizer, shards = phase_sources(config, [phase.config for phase in phases], vision=vision, **options)
+    texts = {name: of.train for name, of in shards[0].items() if config.sources[name].kind not in IMAGE_SOURCES}
     orders = source_orders(texts, seed)
     loaded = []
-    for phase in phases:
+    for phase, own in zip(phases, shards, strict=True):
         try:
-            loaded.append(_loaded(phase, shards, orders, seed))
+            loaded.append(_loaded(phase, own, orders, seed))
         except UserError as error:
             raise UserError(f"in phase {phase.name}: {error}") from None
     loader = PhasedLoader(loaded, sorted(config.sources))
-    manifests = {name: source.manifest for name, source in shards.items()}
-    fingerprint = fingerprint_of(tokenizer, shards, loader.identity)
-    return [
-        TrainingData(tokenizer, loader, _held_out(config, phase, shards), manifests, fingerprint) for phase in phases
-    ]
+    every, contents = _of_the_run(shards)
+    fingerprint = fingerprint_of(tokenizer, contents, loader.identity)
+    data = []
+    for phase, own in zip(phases, shards, strict=True):
+        manifests = {name: source.manifest for name, source in (every | own).items()}
+        data.append(TrainingData(tokenizer, loader, _held_out(config, phase, own), manifests, fingerprint))
+    return data
+
+
+def _of_the_run(phases: Sequence[Sources]) -> tuple[Sources, Sources]:
+    """Every source as the first phase has it that reads it, and beside these, under other names, as later ones do."""
+    every: Sources = {}
+    others: Sources = {}
+    for number, sources in enumerate(phases):
+        for name, source in sources.items():
+            if every.setdefault(name, source) is not source and source not in others.values():
+                others[f"{name} of phase {number}"] = source
+    return every, every | others
 
 
 def _loaded(phase: DataPhase, shards: Any, orders: Any, seed: int) -> LoadedPhase:
@@ -107,6 +123,6 @@ def _loaded(phase: DataPhase, shards: Any, orders: Any, seed: int) -> LoadedPhas
 
 
 def _held_out(config: DataConfig, phase: DataPhase, shards: Any) -> HeldOut:
-    own = dataclasses.replace(phase.config, sources=config.sources)
+    own = dataclasses.replace(phase.config, sources={name: config.sources[name] for name in shards})
     rows = {name: rows_of_split(own, name, source, HELD_OUT) for name, source in shards.items()}
     return HeldOut(rows, local_rows=phase.local_rows, images=image_batches(phase.images))

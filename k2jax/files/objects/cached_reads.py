@@ -129,15 +129,19 @@ def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(AHEAD, thread_name_prefix="read-ahead")
 
 
-def read_kept(path: ObjectAddress) -> bytes:
+def read_kept(path: ObjectAddress, most: int | None = None) -> bytes:
     """A small object that never changes once it is written, from the disk tier without a request where it is there.
+
+    Args:
+        path: of it.
+        most: bytes that are read and kept of a longer one; None is all.
 
     Raises:
         FileNotFoundError: there is none.
         UserError: as of ``CachedRanges.read``.
     """
     client = store_client(path.scheme)
-    return disk_tier().read(_kept(path), 0, None, lambda: client.read_all(path.place))
+    return disk_tier().read(_kept(path), 0, None, lambda: client.read_all(path.place, most))
 
 
 def forget_kept(path: ObjectAddress) -> None:

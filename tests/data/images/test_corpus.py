@@ -185,7 +185,7 @@ def test_half_as_many_rows_of_patches_hold_the_images_of_half_the_rows(drawn, tm
         assert rows[0] == rows[1] and all(batch.patches.pixels.shape[0] == 3 for batch in parts[1])
         seen = [max((batch.media >= 0).any(1).sum() for batch in each) for each in parts]
         assert seen == [4, 3]
-    with refused(r"step \d has [34] rows with images, and 2 rows of patches hold them: "):
+    with refused(r"step \d has [34] rows with images, and 2 rows of patches hold 2: "):
         prepared(tmp_path, mixed, rows=2, **settings | {"images.share": (0.9,)})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from k2jax.config import resolve, source
 from k2jax.config.experiments import load_experiment
+from k2jax.config.phases import phase_named
 from k2jax.data import DataLoader, RowSource
 from k2jax.data.filling import SHORTEST
 from k2jax.data.images.image_rows import VisualRows
@@ -73,14 +74,16 @@ class LongStream:
 
 
 @pytest.mark.parametrize("caption", [30, 100, 300])
-def test_k2_5s_joint_training_has_rows_of_the_tower_for_a_tenth_of_its_tokens(caption):
-    config = resolve(load_experiment("experiments/pretrain/k2_5_joint.py").get_config())
+@pytest.mark.parametrize(("phase", "devices"), [("joint", 1024), ("long", 1024), ("longest", 4096)])
+def test_k2_5s_joint_training_has_rows_of_the_tower_for_a_tenth_of_its_tokens(phase, devices, caption):
+    config = phase_named(resolve(load_experiment("experiments/pretrain/k2_5.py").get_config()), phase).config
     images, length, batch = config.data.images, config.data.sequence_length, config.train.batch_size
     size = images.image_patches // 4 + caption + 20
     split = SimpleNamespace(tokens=np.full(2000, size), patches=np.full(2000, images.image_patches), documents=2000)
-    rows = {"images": VisualRows(split, length, patches=images.patches), "web": RowSource(LongStream(), length)}
-    devices = 1024
-    shape = SimpleNamespace(rows=math.ceil(batch * images.rows / devices) * devices)
+    split.grids = lambda number: [(1, 64, images.image_patches // 64)]
+    visual = VisualRows(split, length, patches=images.patches, each=images.each)
+    rows = {"images": visual, "web": RowSource(LongStream(), length)}
+    shape = SimpleNamespace(rows=math.ceil(batch * images.rows / devices) * devices, each=images.each)
     loader = DataLoader(
         rows,
         config.data.sources,
@@ -92,5 +95,6 @@ def test_k2_5s_joint_training_has_rows_of_the_tower_for_a_tenth_of_its_tokens(ca
     )
     drawn = np.diff([loader._plan.drawn(step * batch) for step in range(51)], axis=0)
     seen = drawn[:, loader._names.index("images")]
-    assert seen.max() <= shape.rows
-    assert seen.sum() * size / (50 * batch * length) == pytest.approx(0.1, rel=0.002)
+    assert seen.max() * images.each <= shape.rows
+    mean = visual.tokens / len(visual)
+    assert seen.sum() * mean / (50 * batch * length) == pytest.approx(0.1, rel=0.002)

@@ -5,6 +5,7 @@ python-dateutil. ``pip install --no-deps`` of the newer one afterwards works for
 """
 
 import hashlib
+import io
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 
+from PIL import Image
 import pytest
 
 from k2jax.files.objects.cached_reads import CHUNK
@@ -90,6 +92,54 @@ def test_a_run_from_a_store_that_fails_has_the_losses_of_one_from_the_disk(store
     assert training(tmp_path, variables, CACHE) == local
     assert faults.injected > injected and len(faults.requests) < 4 * asked
     assert not [each for each in faults.requests[asked:] if each.startswith("PUT")]
+
+
+VISION = """
+import json
+from k2jax.config import source
+from tests.train.test_visual import visual_config
+
+def get_config():
+    config = visual_config({folder!r})
+    config.data.images.share = ()
+    config.data.sources = {{"pictures": source(kind="image_chat", path={place!r})}}
+    return config
+"""
+
+
+def test_a_run_on_images_in_a_store_asks_for_each_once_and_a_warm_tier_asks_nobody(store, tmp_path):
+    faults, variables = store
+    (tmp_path / "set").mkdir()
+    records = []
+    for number in range(8):
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64), (30 * number, 0, 99)).save(file, "PNG")
+        (tmp_path / "set" / f"{number}.png").write_bytes(file.getvalue())
+        put(variables, f"{BUCKET}/set/{number}.png", file.getvalue(), tmp_path)
+        question = {"role": "user", "content": [{"type": "image", "image": f"{number}.png"}]}
+        records.append({"messages": [question, {"role": "assistant", "content": f"Number {number}."}]})
+    content = "".join(json.dumps(record) + "\n" for record in records).encode()
+    (tmp_path / "set" / "chat.jsonl").write_bytes(content)
+    put(variables, f"{BUCKET}/set/chat.jsonl", content, tmp_path)
+
+    def trained(place, name):
+        (tmp_path / f"{name}.py").write_text(VISION.format(folder=str(tmp_path), place=place))
+        words = [f"--config={tmp_path / name}.py", f"--workdir={tmp_path / name}"]
+        done = run(variables, "-m", "k2jax.train", *words, f"--config.data.cache_dir={tmp_path / 'cache'}")
+        assert done.returncode == 0, done.stderr[-2000:]
+        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in record.items() if "loss" in key} for record in records]
+
+    local = trained(str(tmp_path / "set"), "local")
+    faults.requests.clear()
+    faults.busy, faults.cut = 0.05, 0.05
+    assert trained(f"s3://{BUCKET}/set", "cold") == local
+    faults.busy = faults.cut = 0.0
+    read = [each.split()[1].partition("?")[0] for each in faults.requests if each.startswith("GET")]
+    assert {f"/{BUCKET}/set/{number}.png" for number in range(8)} <= set(read)
+    faults.requests.clear()
+    assert trained(f"s3://{BUCKET}/set", "warm") == local
+    assert faults.requests and all("list-type" in each for each in faults.requests), faults.requests
 
 
 def test_many_processes_share_the_disk_and_survive_kills(store, tmp_path):
