@@ -32,6 +32,14 @@ with ObjectPath.parse(sys.argv[1]).open() as file:
     print(hashlib.file_digest(file, "sha256").hexdigest(), COUNTS.requests)
 """
 
+EXCLUDING = """
+import sys
+from k2jax.config.schema import SourceConfig
+from k2jax.data.sources import CorruptRecords, documents
+source = SourceConfig(kind="jsonl", path=sys.argv[1], exclude=("dups/near",))
+print(*(text for _, text in documents("s", source, CorruptRecords("fail"))))
+"""
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -90,6 +98,17 @@ def test_a_run_from_a_store_that_fails_has_the_losses_of_one_from_the_disk(store
     assert training(tmp_path, variables, CACHE) == local
     assert faults.injected > injected and len(faults.requests) < 4 * asked
     assert not [each for each in faults.requests[asked:] if each.startswith("PUT")]
+
+
+def test_attributes_on_a_server_exclude_documents(store, tmp_path):
+    faults, variables = store
+    for place, key in (("documents", "text"), ("attributes/dups", "attributes")):
+        values = [{"id": f"{n}", key: {"near": [[0, 1, 1.0]] * (n % 3)} if "/" in place else f"t{n}"} for n in range(9)]
+        content = "".join(json.dumps(value) + "\n" for value in values)
+        put(variables, f"{BUCKET}/web/{place}/x.jsonl", content.encode(), tmp_path)
+    faults.busy, faults.retry_after = 0.3, "0"
+    done = run(variables, "-c", EXCLUDING, f"s3://{BUCKET}/web")
+    assert (done.returncode, done.stdout.split()) == (0, ["t0", "t3", "t6"]), done.stderr[-500:]
 
 
 def test_many_processes_share_the_disk_and_survive_kills(store, tmp_path):
