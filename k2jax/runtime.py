@@ -181,6 +181,31 @@ def check_exchange(config: Config) -> None:
         raise UserError("config.parallel.expert_backend is ragged, which a CPU does not support; use auto")
 
 
+def check_lengths(config: Config, phase: str = "") -> None:
+    """Rejects rows that are longer than the attention's kernels take, where they compute it on the target platform.
+
+    Args:
+        config: of a run, or of one of its phases.
+        phase: the name of the phase, for the message.
+
+    Raises:
+        UserError: it names the key, and what mends it.
+    """
+    from pallas_kernels.implementation import resolve
+    from pallas_kernels.mla_attention import MAX_LENGTH
+
+    lengths = {"data.sequence_length": config.data.sequence_length}
+    if config.model.vision.layers:
+        lengths["data.images.patches"] = config.data.images.patches
+    where = f"in phase {phase}: " if phase else ""
+    for key, length in lengths.items():
+        if length > MAX_LENGTH and resolve(config.model.kernels) != "xla":
+            raise UserError(
+                f"{where}config.{key} {length:,} is more than the {MAX_LENGTH:,} that the attention's kernels take: "
+                "lower it, or set config.model.kernels=xla"
+            )
+
+
 def check_widths(model: ModelConfig) -> None:
     """Rejects ``config.model.kernels`` that no machine can run.
 

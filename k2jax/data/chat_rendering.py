@@ -46,7 +46,7 @@ def tokenised_chats(
         UserError: the vocabulary has no chat format.
     """
     chat = configured_chat(tokenizer, config.chat_format)
-    for path, begin, end in parts:
+    for path, begin, end, _ in parts:
         for _, where, record, size in json_lines(path, report, begin, end):
             try:
                 parts = branches(*messages_and_tools(record), chat)

@@ -75,8 +75,6 @@ def source_files(name: str, source: SourceConfig) -> SourceFiles:
     if not source.path:
         raise UserError(f"source {name!r} of kind {source.kind} needs a path: set data.sources.{name}.path")
     if is_object_url(source.path):
-        if source.exclude:
-            raise UserError(f"source {name!r}: exclude reads attributes beside local files, not in {source.path}")
         return SourceFiles(*listed_objects(name, source, SUFFIXES.get(source.kind, ("",))), [])
     path = Path(source.path.removeprefix("file://")).expanduser()
     if source.exclude and (path / DOCUMENTS).is_dir():

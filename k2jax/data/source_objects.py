@@ -8,6 +8,7 @@ import re
 
 from k2jax.config.schema import SourceConfig
 from k2jax.errors import UserError
+from k2jax.files.dolma_lines import DOCUMENTS
 from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.readers import has_lines_of_json
 
@@ -31,7 +32,10 @@ def listed_objects(name: str, source: SourceConfig, suffixes: tuple[str, ...]) -
         place, pattern = ObjectPath.parse(source.path), None
     else:
         place, pattern = ObjectPath.parse(source.path[: match.start()].rpartition("/")[0]), _translated(source.path)
-    below = list(place.below())
+    below = []
+    if source.exclude and pattern is None and (below := list((place / DOCUMENTS).below())):
+        place /= DOCUMENTS
+    below = below or list(place.below())
     if not below and pattern is None and place.exists():
         return [place.known()], {}
     paths, left_out = [], Counter()

@@ -15,7 +15,7 @@ from k2jax.data.source_files import source_files
 from k2jax.errors import UserError
 from k2jax.files import readers as records
 from k2jax.files.content import FileRange
-from k2jax.files.dolma_lines import attribute_file, dolma, exclusion
+from k2jax.files.dolma_lines import attribute_files, dolma
 from k2jax.files.lance_tables import lance
 from k2jax.files.text_tars import text_tar
 from k2jax.files.web_archives import WEB_ARCHIVE, warc
@@ -109,7 +109,7 @@ def documents(name: str, source: SourceConfig, report: CorruptRecords) -> Iterat
     if source.kind == "huggingface" and source.path:
         named_texts = records.huggingface(source.path, source.subset, source.split, source.field, report)
     else:
-        named_texts = texts_of(source, map(FileRange, files(name, source)), report)
+        named_texts = texts_of(source, files(name, source), report)
     return at_least_one(name, source, ((where, text) for where, text in named_texts if text), report, "documents")
 
 
@@ -123,7 +123,7 @@ def texts_of(source: SourceConfig, parts: Iterable[FileRange], report: CorruptRe
     """
     for part in parts:
         if source.kind == "jsonl" and source.exclude:
-            yield from dolma(part.path, source.field, source.exclude, report)
+            yield from dolma(part, source.field, source.exclude, report)
         elif source.kind == "jsonl":
             yield from records.jsonl(part.path, source.field, report, part.begin, part.end)
         elif source.kind == "parquet":
@@ -177,21 +177,21 @@ def describe(name: str, source: SourceConfig) -> dict:
         if not Path(source.path).exists():
             return settings
     found = source_files(name, source)
-    stats = [(str(path), path.stat()) for path in (*found.paths, *attributes_of(source, found.paths))]
+    beside = itertools.chain(*attribute_files(found.paths, source.exclude))
+    stats = [(str(path), path.stat()) for path in (*found.paths, *beside)]
     settings |= {"reading": READING, "unreadable": [list(line) for line in found.unreadable]}
     return settings | {"files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
 
-def attributes_of(source: SourceConfig, paths: Iterable[Path]) -> list[Path]:
-    """Files beside those of a source that decide which of its documents are read."""
-    taggers = sorted({exclusion(each).tagger for each in source.exclude})
-    found = (attribute_file(path, tagger) for path in paths for tagger in taggers)
-    return [path for path in found if path.is_file()]
+def files(name: str, source: SourceConfig) -> list[FileRange]:
+    """The files of a source that are read, sorted by path, with their attributes.
 
-
-def files(name: str, source: SourceConfig) -> list[Path]:
-    """The files of a source that are read, sorted by path; see ``source_files``."""
-    return source_files(name, source).paths
+    Raises:
+        UserError: as of ``source_files`` and ``attribute_files``.
+    """
+    paths = source_files(name, source).paths
+    beside = attribute_files(paths, source.exclude)
+    return [FileRange(path, attributes=each) for path, each in zip(paths, beside, strict=True)]
 
 
 def report_unread(name: str, source: SourceConfig, report: CorruptRecords) -> None:

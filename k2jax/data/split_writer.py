@@ -11,6 +11,7 @@ import numpy as np
 
 from k2jax.data.blocks import BLOCKS, BlockSums
 from k2jax.data.paged.array import FENCES, PAGE, PAGES, fence_numbers
+from k2jax.files.array_file import write_array
 
 
 class SplitWriter:
@@ -91,7 +92,7 @@ class SplitWriter:
     def _save(self, name: str, values: np.ndarray) -> bytes:
         """Writes and records an array; returns what the file holds."""
         with (self._folder / name).open("wb") as file:
-            np.save(file, values)
+            write_array(file, values)
             flush_to_disk(file)
         content = (self._folder / name).read_bytes()
         self._record(name, len(content), hashlib.sha256(content).hexdigest())

@@ -37,7 +37,7 @@ def tokenised_rows(
         tokenizer: the vocabulary that the ids must be of.
         report: receives rows that are malformed, of another vocabulary, of a tree, too long for a row or with images.
     """
-    for path, begin, end in parts:
+    for path, begin, end, _ in parts:
         for _, where, record, _ in json_lines(path, report, begin, end):
             try:
                 yield _row(record, tokenizer, config.sequence_length)

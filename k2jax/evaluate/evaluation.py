@@ -198,8 +198,8 @@ class Evaluation:
         return not _is_used_up(suite, answers) and any(missing_answers(tasks, suite.samples, answers))
 
     async def _needs_sandbox(self, pool: VerifierPool) -> bool:
-        names = {task.verifier for _, tasks in self._suites.values() for task in tasks}
-        return "episode in a sandbox" in [await pool.judges(name) for name in sorted(names)]
+        judged = await pool.judged_by(task for _, tasks in self._suites.values() for task in tasks)
+        return "episode in a sandbox" in judged
 
     def _recorded(self) -> dict[str, Any]:
         """What the folder says was asked, or what is to be asked now."""

@@ -16,7 +16,7 @@ import io
 import lzma
 from pathlib import Path
 import sys
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 import zlib
 
 from k2jax.errors import UserError
@@ -36,11 +36,18 @@ class FileRange(NamedTuple):
         path: the file.
         begin: its first byte, or of Parquet its first row group.
         end: the first byte or row group behind it; None is the end of the file.
+        attributes: files beside it that say which of its documents are excluded, see ``dolma_lines``.
     """
 
     path: Path | ObjectPath
     begin: int = 0
     end: int | None = None
+    attributes: tuple[Path | ObjectPath, ...] = ()
+
+    @property
+    def place(self) -> list[Any]:
+        """Path, begin and end as JSON has them, for keys."""
+        return [str(self.path), self.begin, self.end]
 
 
 def lines_of_file(

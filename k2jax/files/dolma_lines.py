@@ -6,13 +6,14 @@ them: ``{"id": ..., "attributes": {NAME: [[begin, end, score], ...]}}``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import itertools
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from k2jax.errors import UserError, abbreviate
+from k2jax.files.content import FileRange
+from k2jax.files.objects.object_path import ObjectPath
 from k2jax.files.readers import JsonLine, checked_text, lines_of_json
 
 DOCUMENTS, ATTRIBUTES = "documents", "attributes"
@@ -43,36 +44,64 @@ def exclusion(text: str) -> Exclusion:
     return Exclusion(tagger, attribute, least)
 
 
-def attribute_file(documents: Path, tagger: str) -> Path:
-    """Where the attributes of a file of documents are."""
-    before, _, name = str(documents).rpartition(f"{os.sep}{DOCUMENTS}{os.sep}")
-    return Path(before, ATTRIBUTES, tagger, name)
+def attribute_files(documents: Sequence[Path | ObjectPath], exclude: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The files of attributes beside each file of documents, one of every tagger that is named, by its name.
+
+    A folder in a store is listed once, so that its objects have their sizes and versions.
+
+    Args:
+        documents: files below a folder ``documents``, in any order.
+        exclude: see ``exclusion``.
+
+    Raises:
+        UserError: one of them is not there, or a file is below no such folder.
+    """
+    taggers, listings = _taggers(map(exclusion, exclude)), {}
+    return [tuple(_attribute_file(path, tagger, listings) for tagger in taggers) for path in documents]
+
+
+def _taggers(rules: Iterable[Exclusion]) -> list[str]:
+    return sorted({rule.tagger for rule in rules})
+
+
+def _attribute_file(
+    documents: Path | ObjectPath, tagger: str, listings: dict[ObjectPath, dict[str, ObjectPath]]
+) -> Path | ObjectPath:
+    """A file of attributes; ``listings`` has the objects below folders, and gets those of further ones."""
+    before, folder, name = str(documents).rpartition(f"/{DOCUMENTS}/")
+    if not folder:
+        raise UserError(f"exclude reads attributes beside a folder {DOCUMENTS!r}, and {documents} is in none")
+    if isinstance(documents, Path):
+        place = Path(before, ATTRIBUTES, tagger, name)
+        found = place if place.is_file() else None
+    else:
+        beside = ObjectPath.parse(before) / ATTRIBUTES / tagger
+        if beside not in listings:
+            listings[beside] = {str(path): path for path in beside.below()}
+        place = f"{beside}/{name}"
+        found = listings[beside].get(place)
+    if found is None:
+        raise UserError(f"{documents} has no attributes in {place}: write them, or take them out of exclude")
+    return found
 
 
 def dolma(
-    path: Path, field: str, exclude: Sequence[str], report: Callable[[str, str], None]
+    part: FileRange, field: str, exclude: Sequence[str], report: Callable[[str, str], None]
 ) -> Iterator[tuple[str, str]]:
     """Reads the documents of a file that no attribute excludes, named by their ids.
 
     Args:
-        path: the file, below a folder ``documents``.
+        part: the whole file, with its attributes, see ``attribute_files``.
         field: of the text.
         exclude: see ``exclusion``.
         report: receives the place and the reason of what cannot be used: an attribute's line too, whose document is
             then left out.
-
-    Raises:
-        UserError: there is no file of attributes for it.
     """
     rules = [exclusion(each) for each in exclude]
-    taggers = sorted({rule.tagger for rule in rules})
-    files = [attribute_file(path, tagger) for tagger in taggers]
-    for file in files:
-        if not file.is_file():
-            raise UserError(f"{path} has no attributes in {file}: write them, or take them out of exclude")
-    for line, *marks in itertools.zip_longest(lines_of_json(path), *map(lines_of_json, files)):
+    taggers = _taggers(rules)
+    for line, *marks in itertools.zip_longest(*map(lines_of_json, (part.path, *part.attributes))):
         if line is None:
-            report(f"{path}", "it has fewer lines than its attributes")
+            report(f"{part.path}", "it has fewer lines than its attributes")
             return
         if line.why:
             report(line.where, line.why)

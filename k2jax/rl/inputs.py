@@ -84,16 +84,14 @@ def open_scorer(config: Config, workdir: Path | None, tasks: Iterable[Task]) -> 
     Of several processes the first one alone asks them; in the others none is started.
 
     Raises:
-        UserError: a verifier is unknown, or the machine lacks what the backend needs.
+        UserError: a verifier is unknown, or the machine lacks what it or the backend needs.
     """
     scoring = config.rl.scoring
     limits = (scoring.workers, scoring.timeout, scoring.retries)
     with VerifierPool(*limits, environment=scoring.environment) as pool:
         with EventLoop() as event_loop:
-            asked = tasks if processes.is_first() else ()
-            names = sorted({task.verifier for task in asked if task.verifier})
-            judges = [event_loop.run(pool.judges(name)) for name in names]
-        needs_sandbox = "episode in a sandbox" in judges
+            judged = event_loop.run(pool.judged_by(tasks if processes.is_first() else ()))
+        needs_sandbox = "episode in a sandbox" in judged
         backend = make_backend(scoring.sandbox, images=config.rl.images) if needs_sandbox else None
         critic, model = config.rl.critic, None
         if critic.judge == "endpoint":

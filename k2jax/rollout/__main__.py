@@ -133,13 +133,17 @@ def _verify(folder: str) -> int:
 
 
 def _tasks(config, split: str, count: int) -> list:
-    """Tasks with their classes, the same ones at every start."""
+    """Tasks with their classes, the same ones at every start, whose verifiers can be loaded."""
+    from k2jax.agents.collect.event_loop import run
     from k2jax.agents.mixture import TaskMixture
     from k2jax.agents.scaffolds.check_place import check_place
+    from k2jax.agents.verifier_pool.pool import VerifierPool
 
     mixture = TaskMixture(config.rl.tasks, config.train.seed)
     drawn = mixture.held_out(count, split) if split != "train" else [mixture.prompt(number) for number in range(count)]
     check_place(drawn, config.rl.rollout.sandbox)
+    with VerifierPool(workers=1) as pool:
+        run(pool.judged_by(each.task for each in drawn))
     return [(each.kind, each.task) for each in drawn]
 
 

@@ -87,6 +87,7 @@ def main(values: flags.FlagValues, dataset: str) -> int:
     cores, begun, wrong = os.cpu_count() or 1, time.perf_counter(), False
     maker = EnvironmentMaker(values.sandbox, images=values.images, repositories=None, hosts=values.hosts)
     with VerifierPool(workers=min(4, cores), timeout=60.0, retries=1) as pool:
+        asyncio.run(pool.judged_by(tasks))  # a package that is missing is said once, and not for every episode
         scorer = Scorer(pool, backend=make_backend(values.sandbox, images=values.images))
         if len(policies) == 1:
             print(f"{dataset}: it has no oracle, so that nothing shows that its tasks can be solved")

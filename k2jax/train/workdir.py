@@ -11,6 +11,7 @@ from k2jax.checkpoint import committed_steps, run_config
 from k2jax.config.build import from_json, to_json
 from k2jax.config.identity import changed_key, fixed_keys, flat_keys
 from k2jax.config.paths import check_paths
+from k2jax.config.phases import run_phases
 from k2jax.config.schema import Config
 from k2jax.errors import UserError
 from k2jax.files.atomic import write_atomic
@@ -78,6 +79,8 @@ def lock_workdir(workdir: str | Path, config: Config) -> Iterator[Path]:
     """
     runtime.check_kernels(config.model)
     runtime.check_exchange(config)
+    for phase in run_phases(config):
+        runtime.check_lengths(phase.config, phase.name)
     check_paths(config)
     check_equal(processes.broadcast_from_first("config", to_json(config)), config)
     path = open_workdir(workdir, config)

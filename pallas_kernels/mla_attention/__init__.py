@@ -2,5 +2,6 @@
 
 from pallas_kernels.mla_attention.arrays import AttentionInputs, AttentionStats
 from pallas_kernels.mla_attention.attention import mla_attention
+from pallas_kernels.mla_attention.blocks import MAX_LENGTH
 
-__all__ = ["AttentionInputs", "AttentionStats", "mla_attention"]
+__all__ = ["MAX_LENGTH", "AttentionInputs", "AttentionStats", "mla_attention"]

@@ -53,7 +53,8 @@ def mla_attention(
         The output ``[B, H, S, Dv]`` in the dtype of ``v``, and its AttentionStats (no gradient flows through them).
 
     Raises:
-        ValueError: if the shapes disagree, or ``impl`` is unknown.
+        ValueError: if the shapes disagree, ``impl`` is unknown, or the Mosaic kernels are to take more than
+            ``blocks.MAX_LENGTH`` tokens.
 
     Source: DeepSeek-V2 (arXiv:2405.04434), equations 9 to 19; the maximum logit is that of Kimi K2, section 2.1.
     """

@@ -26,7 +26,9 @@ SCALAR_BYTES = 1_000_000
 
 _FULL, _LAST, _FIRST, _KEY_SHIFT, _QUERY_SHIFT = 1, 2, 4, 3, 17
 MAX_BLOCKS = 2 ** (_QUERY_SHIFT - _KEY_SHIFT) - 1
-"""Blocks of the longest row, whose indices are packed into a word: 8.4M tokens in blocks of 512."""
+"""Blocks of the longest row, whose indices are packed into a word."""
+MAX_LENGTH = MAX_BLOCKS * LARGEST_BLOCK
+"""Tokens of the longest row that the kernels take: 8.4M."""
 
 
 class BlockPair(NamedTuple):

@@ -11,6 +11,12 @@ import sys
 import time
 
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages, needs
+
+
+@needs(NeededPackages("riddles", ("json", "no_such_package"), "pip install riddles").load)
+def incomplete(task, answer):
+    return 1.0
 
 
 def exact(task, answer):

@@ -22,6 +22,7 @@ from k2jax.errors import InfrastructureError, UserError
 from k2jax.files.process_tree import Activity
 from k2jax.trajectory import Reward, Trajectory
 from tests.emulated import ROOT
+from tests.refusal import refused
 
 TIMEOUT = 0.5  # [s]
 
@@ -75,6 +76,15 @@ def slowness() -> float:
     while time.process_time() < end:
         pass
     return (time.monotonic() - began) / 0.3
+
+
+def test_what_a_verifier_needs_is_missed_when_it_is_loaded(pool):
+    why = "^riddles needs the package no_such_package, which is not installed: pip install riddles$"
+    with refused(why):
+        asyncio.run(pool.judged_by([task("exact"), task("incomplete")]))
+    with refused(why):
+        judged(pool, "incomplete")
+    assert asyncio.run(pool.judged_by([task("exact")])) == {"answer"} and judged(pool, "exact").value == 1
 
 
 @pytest.mark.parametrize(

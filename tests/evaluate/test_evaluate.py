@@ -14,13 +14,17 @@ import time
 from pyarrow import Table, parquet
 import pytest
 
-from k2jax.agents.registry import datasets
+from k2jax.agents.registry import datasets, verifiers
+from k2jax.agents.task import Task
 from k2jax.config import load_experiment
+from k2jax.evaluate.evaluation import Evaluation
+from k2jax.evaluate.models import ModelChoice
 from k2jax.evaluate.page import report_page
 from k2jax.evaluate.suite import checked_suite, load_suite, suite_tasks
 from k2jax.evaluate.suite_run import FILE, read_answers
 from tests.command import ROOT, run_command
 from tests.http_server import served
+from tests.refusal import refused
 
 pytestmark = pytest.mark.usefixtures("shared_verifiers")
 SUITES = sorted(path.stem for path in (ROOT / "experiments/evaluate").glob("*.py"))
@@ -265,6 +269,21 @@ def test_mistakes_are_one_line(words, why, tmp_path):
     done = evaluate(*words, f"--workdir={tmp_path}")
     assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
     assert not Path(tmp_path / "results.json").exists()
+
+
+def test_a_package_that_a_verifier_needs_is_missed_before_a_model_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setitem(verifiers.added, "incomplete", "tests.agents.hostile:incomplete")
+    monkeypatch.setattr("k2jax.evaluate.evaluation.open_model", None)
+    task = Task("t", "d", ({"role": "user", "content": "?"},), "incomplete")
+    (tmp_path / "tasks.jsonl").write_text(task.to_json())
+    (tmp_path / "riddles.py").write_text(
+        "from k2jax.evaluate.suite import suite\n"
+        f"get_config = lambda: suite(dataset='task_lines', options=('path={tmp_path}/tasks.jsonl',), max_tokens=9)\n"
+    )
+    choice = ModelChoice(model="http://127.0.0.1:1", served_model="m")
+    evaluation = Evaluation(str(tmp_path / "out"), (str(tmp_path / "riddles.py"),), choice, changes={})
+    with refused("^riddles needs the package no_such_package, which is not installed: pip install riddles$"):
+        asyncio.run(evaluation.run(1))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Readers of web archives, tar files of samples and dolma's folders: texts in order, damage with its place."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -10,7 +11,8 @@ import pytest
 from k2jax.config.schema import SourceConfig
 from k2jax.data.sources import CorruptRecords, describe, documents
 from k2jax.files import readers, text_tars, web_archives
-from k2jax.files.dolma_lines import dolma, exclusion
+from k2jax.files.content import FileRange
+from k2jax.files.dolma_lines import attribute_files, dolma, exclusion
 from k2jax.files.text_tars import text_tar
 from k2jax.files.web_archives import warc
 from tests.refusal import refused
@@ -128,6 +130,12 @@ def write_lines(path, values):
     path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
 
 
+def read_dolma(path, exclude):
+    part = FileRange(path, attributes=attribute_files([path], exclude)[0])
+    texts, reported, found = read(dolma, part, "text", exclude)
+    return texts, [line.replace(str(path), "F") for line in reported], found
+
+
 def test_dolmas_documents_without_those_that_attributes_exclude(tmp_path):
     texts = [{"id": f"d{number}", "text": f"text {number}", "source": "s"} for number in range(5)]
     for name in ("x.jsonl.gz", "sub/y.jsonl"):
@@ -144,7 +152,7 @@ def test_dolmas_documents_without_those_that_attributes_exclude(tmp_path):
         ("dups/other",): [0, 1, 2, 3, 4],
     }
     for exclude, kept in texts_of.items():
-        texts, reported, found = read(dolma, path, "text", exclude)
+        texts, reported, found = read_dolma(path, exclude)
         assert texts == [f"text {number}" for number in kept] and not reported
         assert [name for name, _ in found] == [f"d{number}" for number in kept]
     source = SourceConfig(kind="jsonl", path=str(tmp_path), exclude=("dups/near",))
@@ -154,13 +162,16 @@ def test_dolmas_documents_without_those_that_attributes_exclude(tmp_path):
         tmp_path / "attributes/dups/x.jsonl.gz", [{"id": "d0", "attributes": {}}, {"id": "d7", "attributes": {}}, 3]
     )
     assert describe("s", source) != before, "other attributes, other documents"
-    texts, reported, _ = read(dolma, path, "text", ("dups/near",))
+    texts, reported, _ = read_dolma(path, ("dups/near",))
     assert texts == ["text 0"] and len(reported) == 4
     assert "line 2" in reported[0] and reported[0].endswith("is of the document 'd7'")
     assert "line 3" in reported[1] and "no object with attributes" in reported[1]
     assert reported[2].endswith("its attributes end before it")
-    with refused("has no attributes in .*attributes/none/x.jsonl.gz: write them, or take them out of exclude"):
-        read(dolma, path, "text", ("none/a",))
+    with refused("has no attributes in .*attributes/none/sub/y.jsonl: write them, or take them out of exclude"):
+        describe("s", dataclasses.replace(source, exclude=("none/a",)))
+    (tmp_path / "loose.jsonl").write_bytes(b'{"id": "d0", "text": "a"}')
+    with refused("exclude reads attributes beside a folder 'documents', and .*loose.jsonl is in none"):
+        describe("s", dataclasses.replace(source, path=str(tmp_path / "loose.jsonl")))
     for wrong in ("near", "/near", "dups/", "dups/near>=x", "../near"):
         with refused("write TAGGER/ATTRIBUTE or TAGGER/ATTRIBUTE>=0.5"):
             exclusion(wrong)

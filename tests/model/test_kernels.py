@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from k2jax import runtime
+from k2jax.aot.compiling import for_tpu
 from k2jax.config import defaults, model_preset, replace_keys, resolve
+from k2jax.config.schema import PhaseConfig
 from k2jax.errors import UserError
 from k2jax.model import forward, head_weight, model_specs, token_logprobs
 from k2jax.params import abstract
+from k2jax.train.workdir import lock_workdir
+from pallas_kernels.mla_attention import MAX_LENGTH
 from tests.inference.tiny import GQA, MLA, PLAIN, weights
+from tests.refusal import refused
 
 TOKENS = np.random.default_rng(0).integers(0, 61, (2, 24)).astype(np.int32)
 EXIT = np.array([[10] * 10 + [20] * 10 + [20, 21, 22, 23], [24] * 24], np.int32)  # two documents and padding; one
@@ -70,6 +75,31 @@ def test_an_exchange_that_a_cpu_does_not_have_is_refused_in_one_line():
         runtime.check_exchange(resolve(config))
     config.parallel.expert_backend = "a2a"
     runtime.check_exchange(resolve(config))
+
+
+LONG = (
+    "8,388,097 is more than the 8,388,096 that the attention's kernels take: lower it, or set config.model.kernels=xla"
+)
+
+
+def test_rows_that_the_attention_cannot_number_are_refused_before_anything_starts(tmp_path):
+    config = replace_keys(resolve(defaults("pretrain")), {"data.sequence_length": MAX_LENGTH + 1})
+    with refused(f"^config.data.sequence_length {LONG}$"):
+        for_tpu(config)
+    assert for_tpu(replace_keys(config, {"data.sequence_length": MAX_LENGTH}))
+    runtime.check_lengths(config)  # plain JAX takes any, which auto means on a CPU
+    mosaic = replace_keys(config, {"model.kernels": "interpret"})
+    with refused("^config.data.sequence_length"), lock_workdir(tmp_path, mosaic):
+        pass
+    runtime.check_lengths(replace_keys(mosaic, {"model.kernels": "xla"}))
+    patches = {"data.sequence_length": 512, "data.images.patches": MAX_LENGTH + 1, "model.vision.layers": 1}
+    with refused(f"^config.data.images.patches {LONG}$"):
+        runtime.check_lengths(replace_keys(mosaic, patches))
+    longer = PhaseConfig(begin=5, overrides=(f"data.sequence_length={MAX_LENGTH + 1}",))
+    phased = {"data.sequence_length": 512, "phases": {"short": PhaseConfig(), "long": longer}}
+    with refused("^in phase long: config.data.sequence_length"), lock_workdir(tmp_path, replace_keys(mosaic, phased)):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_tokens_than_the_kernels_take_are_refused_in_one_line():

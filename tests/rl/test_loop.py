@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from k2jax.agents.registry import verifiers
 from k2jax.agents.verifier_pool.pool import VerifierPool
 from k2jax.checkpoint import committed_steps
 from k2jax.convert.loading import from_pretrained
@@ -22,6 +23,7 @@ from k2jax.rl.sync.stored_weights import load_current
 from k2jax.rl.sync.weight_sync import StaleWeightsError, SyncStats, WeightSync
 from k2jax.trajectory.consistency import verify
 from k2jax.trajectory.store import TrajectoryStore
+from tests.refusal import refused
 from tests.rl.runs import assert_equal_runs
 from tests.rl.tiny import tiny
 from tests.train.together import free_port
@@ -176,6 +178,13 @@ def test_mistakes_are_one_line(folder, overrides, words):
     with pytest.raises(UserError, match=words):
         train(tiny(**overrides), folder / "refused")
     assert not (folder / "refused" / "checkpoints").exists() or not committed_steps(folder / "refused")
+
+
+def test_a_package_that_a_verifier_needs_is_missed_before_the_model_is_made(folder, monkeypatch):
+    monkeypatch.setitem(verifiers.added, "incomplete", "tests.agents.hostile:incomplete")
+    monkeypatch.setattr("k2jax.rl.setup.Program", None)
+    with refused("^riddles needs the package no_such_package, which is not installed: pip install riddles$"):
+        train(tiny(**{"rl.tasks.low.verifier": "incomplete"}), folder / "incomplete")
 
 
 @pytest.mark.parametrize("key", ["rl.rollout.samples", "rl.tasks.low.max_tokens", "rl.updates", "rl.toggle.samples"])

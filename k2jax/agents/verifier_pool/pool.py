@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import itertools
 import os
@@ -83,7 +83,7 @@ class VerifierPool:
 
         Raises:
             VerifierError: no verdict after all tries; the sample is to be masked.
-            UserError: there is no such verifier, or it cannot be loaded.
+            UserError: there is no such verifier, or it cannot be loaded, see ``judges``.
             ValueError: the episode is unfinished or masked.
         """
         if trajectory.status == "truncated":
@@ -105,11 +105,15 @@ class VerifierPool:
 
         Raises:
             VerifierError: the process died over it.
-            UserError: there is no such verifier, or it cannot be loaded.
+            UserError: there is no such verifier, it cannot be loaded, or what it needs is not installed.
         """
         if verifier not in self._judges:
             self._judges[verifier] = (await self.submit(self._ask, {"verifier": verifier}))["judges"]
         return self._judges[verifier]
+
+    async def judged_by(self, tasks: Iterable[Task]) -> set[Judged]:
+        """What the verifiers of tasks judge, asked before anything else is done; raises as ``judges`` does."""
+        return {await self.judges(name) for name in sorted({task.verifier for task in tasks if task.verifier})}
 
     def _score(self, task: Task, answer: str) -> Reward:
         control = {"verifier": task.verifier, "task": task.to_json()}

@@ -39,6 +39,7 @@ def serve(connection: socket.socket, memory: int) -> None:
             for name, path in request["added"].items():
                 verifiers.add(name, path)
             verifier = verifiers.get(request["verifier"])
+            getattr(verifier, "load_needs", bool)()
         except UserError as error:
             frames.send(connection, {"id": request["id"], "mistake": str(error)})
             continue

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from k2jax.files.array_file import write_array
 from k2jax.files.atomic import replacing
 
 DOCUMENT = np.dtype(
@@ -40,7 +41,7 @@ def save(path: Path, array: np.ndarray) -> None:
     """Writes an array in NumPy's format, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        np.save(file, array)
+        write_array(file, array)
 
 
 def rows_between(path: Path, column: str, begin: int, end: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from k2jax.data.manifest import ASSISTANT, FORMAT, HELD_OUT, TRAIN, shard_dtype,
 from k2jax.data.sources import CorruptRecords
 from k2jax.data.split import adjusted_threshold, threshold_for
 from k2jax.errors import UserError
+from k2jax.files.array_file import write_array
 from k2jax.text.tokenizer import Tokenizer
 
 RECORDS, SIZES, GRIDS = "records.jsonl", "sizes.npy", "grids.npy"
@@ -67,8 +68,6 @@ def write_corpus(
     pairs = zip(digests, known, strict=True)
     sizes["held_out"] = [digest < threshold if told is None else told for digest, told in pairs]
     arrays = {SIZES: sizes, GRIDS: np.concatenate(grids)}
-    for file_name, array in arrays.items():
-        np.save(folder / file_name, array)
     manifest = {
         "format": FORMAT,
         "tokenizer": {key: getattr(tokenizer, key) for key in ("fingerprint", "vocab_size", "bos", "eos")},
@@ -76,11 +75,17 @@ def write_corpus(
         "splits": {split: _counts(sizes[sizes["held_out"] == (split == HELD_OUT)]) for split in (TRAIN, HELD_OUT)},
         **report.manifest,
         "files": {
-            **{name: _described_file(folder / name, checksum(array.tobytes())) for name, array in arrays.items()},
+            **{name: _written_array(folder / name, array) for name, array in arrays.items()},
             RECORDS: _described_file(folder / RECORDS, contents.hexdigest()),
         },
     }
     write_manifest(folder, manifest)
+
+
+def _written_array(path: Path, array: np.ndarray) -> dict[str, Any]:
+    with path.open("wb") as file:
+        write_array(file, array)
+    return _described_file(path, checksum(array.tobytes()))
 
 
 def _described_file(path: Path, sha256: str) -> dict[str, Any]:

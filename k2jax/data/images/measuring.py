@@ -193,7 +193,7 @@ def candidates(
     if source.kind == "synthetic_images":
         yield from _drawn(source, held_out)
         return
-    for file in files(name, source):
+    for file, *_ in files(name, source):
         if source.kind == "image_trajectories":
             yield from _paths(file, source)
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k2jax.config.schema import SourceConfig
-from k2jax.data.sources import attributes_of, files
+from k2jax.data.sources import files
 from k2jax.files.content import FileRange
 from k2jax.files.lance_tables import fragment_sizes
 from k2jax.files.magic import kind_of
@@ -56,13 +56,11 @@ def cut(name: str, source: SourceConfig) -> Iterator[ReadTask]:
         UserError: there are none.
     """
     parts, stamps, total = [], [], 0
-    for path in files(name, source):
-        status = path.stat()
-        for part, size in _parts(path, status.st_size, source):
+    for file in files(name, source):
+        status, *beside = (each.stat() for each in (file.path, *file.attributes))
+        for part, size in _parts(file, status.st_size, source):
             parts.append(part)
-            stamps.append((status.st_size, status.st_mtime_ns))
-            beside = [each.stat() for each in attributes_of(source, [path])]
-            stamps += [(each.st_size, each.st_mtime_ns) for each in beside]
+            stamps += [(each.st_size, each.st_mtime_ns) for each in (status, *beside)]
             total += size
             if total >= TASK_BYTES:
                 yield ReadTask(tuple(parts), tuple(stamps), total)
@@ -71,8 +69,9 @@ def cut(name: str, source: SourceConfig) -> Iterator[ReadTask]:
         yield ReadTask(tuple(parts), tuple(stamps), total)
 
 
-def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FileRange, int]]:
-    """Parts of a file, and about how large each is [bytes]."""
+def _parts(file: FileRange, size: int, source: SourceConfig) -> Iterator[tuple[FileRange, int]]:
+    """Parts of a whole file, and about how large each is [bytes]."""
+    path = file.path
     if source.kind in LINES and not source.exclude and size > TASK_BYTES and _has_lines(path):
         for begin in range(0, size, TASK_BYTES):
             end = begin + TASK_BYTES if begin + TASK_BYTES < size else None
@@ -83,7 +82,7 @@ def _parts(path: Path, size: int, source: SourceConfig) -> Iterator[tuple[FileRa
         sizes = fragment_sizes(path, source.field)
         yield from _ranges(path, sum(sizes), sizes)
     else:
-        yield FileRange(path), size
+        yield file, size
 
 
 def _has_lines(path: Path) -> bool:

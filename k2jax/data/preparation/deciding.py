@@ -75,7 +75,7 @@ class Deciding:
         """Where the decisions of a task are kept; the attributes have the same name and another end."""
         settings = [getattr(self.source, name) for name in ("kind", "field", "max_documents", "exclude")]
         settings += [self.steps.normalise, self.steps.filters, self.steps.languages, READING, VERSION]
-        key = key_of([settings, [[str(path), *place] for path, *place in task.parts], task.stamps])
+        key = key_of([settings, [part.place for part in task.parts], task.stamps])
         return self.folder / key[:2] / f"{key}.decided.npz"
 
     def __call__(self, task: ReadTask) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from k2jax.files.array_file import write_numbers
+
 SORTED = 4 << 20
 """Digests that are sorted in memory at a time."""
 _ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("position", "<u8")])
@@ -23,7 +25,10 @@ def write_copies(digests: Iterable[np.ndarray], folder: Path) -> int:
         Number of copies.
     """
     total, runs = _write_runs(digests, folder)
-    flags = np.memmap(folder / "copies.bin", np.uint8, "w+", shape=(max(total, 1),))
+    with (folder / "copies.bin").open("wb") as file:  # without its zeros a full disk would kill who writes to the map
+        for begin in range(0, max(total, 1), SORTED):
+            file.write(bytes(min(SORTED, max(total, 1) - begin)))
+    flags = np.memmap(folder / "copies.bin", np.uint8, "r+")
     count, ranges = 0, -(-total // SORTED)
     bounds = [number * 2**64 // ranges for number in range(1, ranges)]
     ends = [np.searchsorted(run["high"], np.array(bounds, np.uint64)).tolist() for run in runs]
@@ -53,7 +58,8 @@ def _write_runs(digests: Iterable[np.ndarray], folder: Path) -> tuple[int, list[
     def write() -> None:
         entries = np.concatenate(waiting)
         path = folder / f"run-{len(runs)}.bin"
-        np.sort(entries, order=("high", "low", "position")).tofile(path)
+        with path.open("wb") as file:
+            write_numbers(file, np.sort(entries, order=("high", "low", "position")))
         runs.append(np.memmap(path, _ENTRY, "r"))
 
     for each in digests:

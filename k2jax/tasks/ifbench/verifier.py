@@ -12,17 +12,22 @@ from unittest import mock
 
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.agents.verifier_pool.needed_packages import needs
 from k2jax.errors import UserError, abbreviate
-from k2jax.tasks.ifbench.dataset import NO_IFBENCH
+from k2jax.tasks.ifbench.dataset import PACKAGES
 from k2jax.trajectory import Reward
 
+_DATA = ("tokenizers/punkt_tab", "taggers/averaged_perceptron_tagger_eng", "corpora/stopwords")
+"""Where nltk has the data that the checkers read."""
 
+
+@needs(lambda: _checkers())
 @judges_every_answer(lambda task: "Lamps burn, and birds sing.", worth=None)
 def ifbench(task: Task, answer: str) -> Reward:
     """1 if all instructions are followed, else 0; the part ``held`` is the share that is.
 
     Raises:
-        UserError: the package, or data that its checkers read, is not installed.
+        UserError: data that a checker reads is not installed.
     """
     checkers, mode = _checkers(), task.metadata["mode"]
     held = [
@@ -67,17 +72,21 @@ def loose_variants(answer: str) -> Iterator[str]:
 
 @functools.cache
 def _checkers() -> Mapping[str, Any]:
-    """The package's checkers by name.
+    """The package's checkers by name, where everything is there that they read.
 
     It would fetch data at every use, and a model of spaCy that it does not use when it is imported; here it finds what
     is installed.
     """
     spacy, command = ModuleType("spacy"), ModuleType("spacy.cli")
     command.download = lambda name: None  # type: ignore[attr-defined]
+    PACKAGES.load()
+    nltk = import_module("nltk")
+    nltk.download = lambda *names, **options: False  # type: ignore[attr-defined]
     try:
-        nltk = import_module("nltk")
-        nltk.download = lambda *names, **options: False  # type: ignore[attr-defined]
-        with mock.patch.dict(sys.modules, {"spacy": spacy, "spacy.cli": command}):
-            return import_module("ifbench.instructions_registry").INSTRUCTION_DICT
-    except ImportError as error:
-        raise UserError(f"{NO_IFBENCH} ({abbreviate(str(error))})") from None
+        for place in _DATA:
+            nltk.data.find(place)
+    except LookupError:
+        names = " ".join(place.partition("/")[2] for place in _DATA)
+        raise UserError(f"ifbench needs data of nltk: python -m nltk.downloader {names}") from None
+    with mock.patch.dict(sys.modules, {"spacy": spacy, "spacy.cli": command}):
+        return PACKAGES._replace(modules=("ifbench.instructions_registry",)).load().INSTRUCTION_DICT

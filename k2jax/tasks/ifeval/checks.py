@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any
 
-from k2jax.errors import UserError
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages
 
 Given = Mapping[str, Any]
 Check = Callable[[str, Given], bool]
@@ -23,6 +23,7 @@ _CAPITAL = re.compile(r"[^\W_]+(?:[-'\u2019&][^\W_]+)*")
 _BRACKETS = re.compile(r"\[[^\n\]]*+(\]?)")  # also those without an end, which would be looked for again and again
 _POSTSCRIPTS = {"P.P.S": re.compile(r"p\.\s?p\.\s?s"), "P.S.": re.compile(r"p\.\s?s\.")}
 _HIGHLIGHTS = (re.compile(r"\*[^\n*]*\*"), re.compile(r"\*\*[^\n*]*\*\*"))
+LANGUAGES = NeededPackages("ifeval", ("py3langid",), "pip install py3langid")
 _LONGEST = 20_000
 """Characters of a text whose language is looked for."""
 
@@ -44,11 +45,7 @@ def language_of(text: str) -> str:
     Raises:
         UserError: py3langid is not installed.
     """
-    try:
-        import py3langid
-    except ImportError:
-        raise UserError("instructions about languages need py3langid: pip install py3langid") from None
-    return str(py3langid.classify(text[:_LONGEST].lower())[0])
+    return str(LANGUAGES.load().classify(text[:_LONGEST].lower())[0])
 
 
 def _compared(count: int, bound: int, relation: str) -> bool:

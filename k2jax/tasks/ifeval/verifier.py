@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.agents.verifier_pool.needed_packages import needs
 from k2jax.tasks.ifbench.verifier import loose_variants
-from k2jax.tasks.ifeval.checks import CHECKS
+from k2jax.tasks.ifeval.checks import CHECKS, LANGUAGES
 from k2jax.trajectory import Reward
 from k2jax.trajectory.types import ITEMS
 
 
+@needs(LANGUAGES.load)
 @judges_every_answer(lambda task: "Lamps burn, and birds sing.", worth=None)
 def ifeval(task: Task, answer: str) -> Reward:
     """1 if all instructions are followed, else 0, by the task's mode; the parts are both modes, per prompt.
 
     ``info`` has the verdict of each instruction under ``ITEMS``, which a suite pools over prompts.
-
-    Raises:
-        UserError: an instruction is about languages, and py3langid is not installed.
     """
     instructions = task.metadata["instructions"]
     held = {

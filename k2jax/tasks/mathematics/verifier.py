@@ -6,13 +6,13 @@ off.
 
 from __future__ import annotations
 
-from math_verify import parse, verify
-
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages, needs
 from k2jax.tasks.mathematics.dataset import last_boxed
 from k2jax.trajectory import Reward
 
+PACKAGE = NeededPackages("math", ("math_verify",), "pip install 'k2jax[env]'")
 LONGEST = 300
 """Characters of a final answer; a longer one is none."""
 
@@ -21,6 +21,7 @@ def _boxed_right(task: Task) -> str:
     return f"\\boxed{{{task.metadata['answer']}}}"
 
 
+@needs(PACKAGE.load)
 @judges_every_answer(_boxed_right)
 def math(task: Task, answer: str) -> Reward:
     r"""1 if the last ``\boxed{}`` is equal to the right answer as an expression, else 0."""
@@ -30,8 +31,9 @@ def math(task: Task, answer: str) -> Reward:
     right = _parsed(task.metadata["answer"])
     if not right:
         raise ValueError(f"the answer {task.metadata['answer']!r} of the task {task.id!r} is no expression")
-    return Reward(float(verify(right, _parsed(boxed), timeout_seconds=None)), info={"boxed": True})
+    equal = PACKAGE.load().verify(right, _parsed(boxed), timeout_seconds=None)
+    return Reward(float(equal), info={"boxed": True})
 
 
 def _parsed(expression: str) -> list:
-    return parse(f"\\boxed{{{expression}}}", parsing_timeout=None)
+    return PACKAGE.load().parse(f"\\boxed{{{expression}}}", parsing_timeout=None)

@@ -14,9 +14,11 @@ import sys
 
 from k2jax.agents.split import Split
 from k2jax.agents.task import Task
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages
 from k2jax.errors import UserError
 from k2jax.files.child_environment import child_environment
 
+PACKAGE = NeededPackages("reasoning_gym", ("reasoning_gym.factory",), "pip install 'k2jax[env]'")
 GENERATOR = "k2jax.tasks.reasoning_gym.generate"
 ANSWER_FORMAT = "\n\nGive your final answer between <answer> and </answer>."
 DEFAULT_LEVEL = -1

@@ -11,7 +11,7 @@ from typing import Any
 from k2jax.agents.split import split_of
 from k2jax.agents.task import Task
 from k2jax.errors import UserError, abbreviate, nearest
-from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT, DEFAULT_LEVEL
+from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT, DEFAULT_LEVEL, PACKAGE
 from k2jax.tasks.reasoning_gym.json_values import to_json_values
 
 MIXTURE = "composite"
@@ -54,16 +54,13 @@ def generate(request: dict[str, Any]) -> Iterator[Task]:
 
 
 def _names(request: dict[str, Any]) -> list[str]:
-    try:
-        from reasoning_gym.factory import CURRICULA, DATASETS
-    except ModuleNotFoundError as error:
-        raise UserError(f"reasoning_gym: the package {error.name!r} is missing; pip install 'k2jax[env]'") from None
-    known = [name for name in DATASETS if name != MIXTURE and (request["level"] == DEFAULT_LEVEL or name in CURRICULA)]
+    factory, levels = PACKAGE.load(), request["level"] != DEFAULT_LEVEL
+    known = [name for name in factory.DATASETS if name != MIXTURE and (name in factory.CURRICULA or not levels)]
     if request["generators"] == ["all"]:
         return known
     for name in request["generators"]:
         if name not in known:
-            kind = "no generator" if name not in DATASETS or name == MIXTURE else "no generator with levels"
+            kind = "no generator" if name not in factory.DATASETS or name == MIXTURE else "no generator with levels"
             raise UserError(f"reasoning_gym: there is {kind} {abbreviate(name)}{nearest(name, known)}")
     return list(dict.fromkeys(request["generators"]))
 
@@ -96,16 +93,15 @@ def _puzzles(name: str, request: dict[str, Any]) -> Iterator[Task]:
 
 
 def _dataset(name: str, level: int, seed: int) -> Any:
-    from reasoning_gym.factory import DATASETS, create_curriculum, create_dataset
-
+    factory = PACKAGE.load()
     if level == DEFAULT_LEVEL:
-        return create_dataset(name, seed=seed)
-    curriculum = create_curriculum(name)
+        return factory.create_dataset(name, seed=seed)
+    curriculum = factory.create_curriculum(name)
     highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
     if level > highest:
         raise UserError(f"reasoning_gym: {name} has the levels 0 to {highest}, not {level}")
     curriculum.set_global_level(level)
-    return DATASETS[name][0](config=curriculum.generate_configuration({"seed": seed}))
+    return factory.DATASETS[name][0](config=curriculum.generate_configuration({"seed": seed}))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ import functools
 import re
 from typing import Any
 
-from reasoning_gym.factory import DATASETS
-
 from k2jax.agents.task import Task
 from k2jax.agents.verifier import judges_every_answer
-from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT
+from k2jax.agents.verifier_pool.needed_packages import needs
+from k2jax.tasks.reasoning_gym.dataset import ANSWER_FORMAT, PACKAGE
 from k2jax.tasks.reasoning_gym.json_values import from_json_values
 from k2jax.trajectory import Reward
 
@@ -35,6 +34,7 @@ _PLAIN = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Name, ast.Load,
 _FUNCTIONS = {"Abs", "acos", "asin", "atan", "cos", "cosh", "exp", "log", "ln", "sin", "sinh", "sqrt", "tan", "tanh"}
 
 
+@needs(PACKAGE.load)
 @judges_every_answer(lambda task: f"<answer>{task.metadata['entry']['answer']}</answer>", worth=None)
 def reasoning_gym(task: Task, answer: str) -> Reward:
     """Score of the last marked answer, in [0, 1]; 0 without one."""
@@ -69,5 +69,5 @@ def _is_plain(node: ast.AST) -> bool:
 
 @functools.cache
 def _dataset(name: str) -> Any:
-    kind, config = DATASETS[name]
+    kind, config = PACKAGE.load().DATASETS[name]
     return kind(config=config())

