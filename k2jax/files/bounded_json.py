@@ -7,10 +7,12 @@ Both are in proportion to the number of values, which is bounded here by a count
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import json
 import re
 from typing import Any
+
+import numpy as np
 
 MOST_VALUES = 500_000
 """Values of a document: at most some 60 MB of Python objects and 0.1 s of the interpreter's lock."""
@@ -21,10 +23,13 @@ MOST_WIDE = 100_000
 MOST_WIDE_TEXT = 8 << 20
 """Bytes of all strings with such characters in a document longer than a megabyte: they take four times as much."""
 _MARKS = b",:[{"
+_WIDE_LEADS = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
+"""First bytes of characters beyond U+FFFF."""
 _INSIDE_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _WIDE = re.compile(rb"\\u[dD][89abAB]")
 _LONG = 1 << 20  # bytes of a document that is worth a second look
 _PIECE = 1 << 16  # bytes that are looked at before other threads may run
+_SHORT = 1 << 11  # bytes that are counted before NumPy has begun
 
 
 class TooManyValuesError(ValueError):
@@ -51,7 +56,7 @@ def parse_bounded_json(data: bytes | bytearray | str, most: int = MOST_VALUES) -
         data.clear()
     del raw
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -63,7 +68,7 @@ def _escaped(data: bytes | bytearray) -> bytes | bytearray:
     """
     if len(data) <= _LONG:
         return data
-    for lead in (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4"):
+    for lead in _WIDE_LEADS:
         if lead not in data:
             continue
         first, *rest = data.split(lead, MOST_WIDE)
@@ -80,6 +85,11 @@ def _escaped(data: bytes | bytearray) -> bytes | bytearray:
             data = b"".join(pieces)
     _check_wide_text(data)
     return data
+
+
+def is_read_as_it_stands(part: bytes, size: int) -> bool:
+    """Whether nothing in a part of a document of ``size`` bytes is escaped or counted for its width before parsing."""
+    return size <= _LONG or not (any(lead in part for lead in _WIDE_LEADS) or _WIDE.search(part))
 
 
 def _check_wide_text(data: bytes | bytearray) -> None:
@@ -116,7 +126,7 @@ def count_values(data: bytes | bytearray, most: int) -> int:
     Counting ends beyond ``most``. Marks inside strings count only where they are not too many, because a document
     whose marks are few altogether need not be looked at twice.
     """
-    marks = 1 + sum(map(data.count, (bytes((mark,)) for mark in _MARKS)))
+    marks = 1 + count_marks(data)
     if marks <= most:
         return marks
     count = 1
@@ -125,6 +135,23 @@ def count_values(data: bytes | bytearray, most: int) -> int:
         if count > most:
             break
     return count
+
+
+def count_marks(data: bytes | bytearray) -> int:
+    """The number of marks between values, those inside strings included: as many as there are values, or more."""
+    if len(data) < _SHORT:
+        return sum(map(data.count, (bytes((mark,)) for mark in _MARKS)))
+    pieces = (np.frombuffer(data, np.uint8)[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE))
+    return sum(int(np.count_nonzero(piece == mark)) for piece in pieces for mark in _MARKS)
+
+
+def marks_before(data: bytes, ends: Sequence[int]) -> list[int]:
+    """How many of the marks of ``count_marks``, which are not too many, stand in front of some places, ascending."""
+    array = np.frombuffer(data, np.uint8)
+    is_mark = np.zeros(len(array), np.bool_)
+    for mark in _MARKS:
+        is_mark |= array == mark
+    return np.searchsorted(np.flatnonzero(is_mark), ends).tolist()
 
 
 def _outside_strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
@@ -147,5 +174,6 @@ def _end_of_string(data: bytes | bytearray, begin: int) -> int:
     return len(data)
 
 
-def _refuse_constant(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
+    """Raises ValueError for NaN and the infinities."""
     raise ValueError(f"{constant} is not JSON")
