@@ -65,6 +65,7 @@ SLOW = (
     "human_eval",
     "mbpp",
     "reasoning",
+    "equations",
     "gsm_symbolic",
     "aime",
     "gsm8k",
