@@ -135,6 +135,5 @@ def test_answers_that_break_a_score_of_reasoning_gym_are_worth_nothing(pool, gen
 
 
 def test_a_task_that_no_answer_can_be_judged_on_masks_the_sample(pool):
-    """Here the package may be missing as well."""
     with pytest.raises(VerifierError, match="control answer"):
-        rewards(pool, task("ifbench", mode="strict", instructions=[["no:such", {}]]), ["x"])
+        rewards(pool, task("ifeval", mode="strict", instructions=[["no:such", {}]]), ["x"])
