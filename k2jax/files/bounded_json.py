@@ -12,6 +12,8 @@ import json
 import re
 from typing import Any
 
+import numpy as np
+
 MOST_VALUES = 500_000
 """Values of a document: at most some 60 MB of Python objects and 0.1 s of the interpreter's lock."""
 BYTES_OF_A_VALUE = 120
@@ -21,6 +23,8 @@ MOST_WIDE = 100_000
 MOST_WIDE_TEXT = 8 << 20
 """Bytes of all strings with such characters in a document longer than a megabyte: they take four times as much."""
 _MARKS = b",:[{"
+_WIDE_LEADS = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
+"""First bytes of characters beyond U+FFFF."""
 _INSIDE_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _WIDE = re.compile(rb"\\u[dD][89abAB]")
 _LONG = 1 << 20  # bytes of a document that is worth a second look
@@ -51,7 +55,7 @@ def parse_bounded_json(data: bytes | bytearray | str, most: int = MOST_VALUES) -
         data.clear()
     del raw
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -63,7 +67,7 @@ def _escaped(data: bytes | bytearray) -> bytes | bytearray:
     """
     if len(data) <= _LONG:
         return data
-    for lead in (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4"):
+    for lead in _WIDE_LEADS:
         if lead not in data:
             continue
         first, *rest = data.split(lead, MOST_WIDE)
@@ -80,6 +84,11 @@ def _escaped(data: bytes | bytearray) -> bytes | bytearray:
             data = b"".join(pieces)
     _check_wide_text(data)
     return data
+
+
+def is_read_as_it_stands(part: bytes, size: int) -> bool:
+    """Whether nothing in a part of a document of ``size`` bytes is escaped or counted for its width before parsing."""
+    return size <= _LONG or not (any(lead in part for lead in _WIDE_LEADS) or _WIDE.search(part))
 
 
 def _check_wide_text(data: bytes | bytearray) -> None:
@@ -116,7 +125,7 @@ def count_values(data: bytes | bytearray, most: int) -> int:
     Counting ends beyond ``most``. Marks inside strings count only where they are not too many, because a document
     whose marks are few altogether need not be looked at twice.
     """
-    marks = 1 + sum(map(data.count, (bytes((mark,)) for mark in _MARKS)))
+    marks = 1 + count_marks(data)
     if marks <= most:
         return marks
     count = 1
@@ -125,6 +134,14 @@ def count_values(data: bytes | bytearray, most: int) -> int:
         if count > most:
             break
     return count
+
+
+def count_marks(data: bytes | bytearray) -> int:
+    """The number of marks between values, those inside strings included: as many as there are values, or more."""
+    if len(data) < _PIECE:
+        return sum(map(data.count, (bytes((mark,)) for mark in _MARKS)))
+    pieces = (np.frombuffer(data, np.uint8)[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE))
+    return sum(int(np.count_nonzero(piece == mark)) for piece in pieces for mark in _MARKS)
 
 
 def _outside_strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
@@ -147,5 +164,6 @@ def _end_of_string(data: bytes | bytearray, begin: int) -> int:
     return len(data)
 
 
-def _refuse_constant(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
+    """Raises ValueError for NaN and the infinities."""
     raise ValueError(f"{constant} is not JSON")

@@ -218,6 +218,10 @@ class RequestWatch:
         return ends
 
 
+def _plain(ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(ids.tolist() if isinstance(ids, np.ndarray) else map(int, ids))
+
+
 def checked_ids(
     prompt: Sequence[int], generated: Sequence[int], sampling: Sampling, model: ModelConfig, max_length: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -227,7 +231,7 @@ def checked_ids(
         PromptTooLongError: the prompt is as long as the longest sequence.
         UserError: an empty prompt, an id outside the vocabulary, too many generated tokens, experts of a model without.
     """
-    prompt, generated = (tuple(map(int, ids)) for ids in (prompt, generated))
+    prompt, generated = (_plain(ids) for ids in (prompt, generated))
     if not prompt:
         raise UserError("the prompt is empty")
     if len(prompt) >= max_length:

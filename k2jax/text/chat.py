@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
 from k2jax.text.common_chat import ChatFormat, MessageContext
@@ -28,7 +30,7 @@ class ChatBuilder:
 
     Attributes:
         format: the chat format.
-        tokens: the ids so far.
+        tokens: the ids so far, but for those that ``resume`` was to leave out.
         by_assistant: for each id, whether the assistant wrote it (content, tool calls and the end of its message, given
             or sampled), as opposed to the format or another role, and is to be trained on it: the ids to train on.
         first_answer: number of ids before the first message that ``add`` added of the assistant, trained or not; None
@@ -45,6 +47,7 @@ class ChatBuilder:
         self._started = False  # whether the first message, or the default system message, was added
         self._open = False  # whether the assistant's message has no end yet
         self._tools = tuple(tools or ())
+        self._before: Sequence[int] = ()  # ids that were left out
         if tools:
             self._append(chat.declare_tools(tools))
 
@@ -58,6 +61,7 @@ class ChatBuilder:
         by_assistant: Sequence[bool] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        leaves_out: bool = False,
     ) -> ChatBuilder:
         """Goes on with a conversation whose tokens are known, without encoding it again.
 
@@ -68,11 +72,16 @@ class ChatBuilder:
             is_open: whether it ends with ids that were sampled after ``open_assistant``.
             by_assistant: of each id; None is False for all of them.
             tools: of the conversation, which some formats declare in a message that may be still to come.
+            leaves_out: whether the builder's own ids are those alone that are added, so that ``tokens``, which may be
+                an array int32 ``[T]``, are not copied.
         """
         builder = cls(chat)
         builder._tools = tuple(tools)
-        builder.tokens = list(tokens)
-        builder.by_assistant = [False] * len(builder.tokens) if by_assistant is None else list(by_assistant)
+        if leaves_out:
+            builder._before = tokens
+        else:
+            builder.tokens = list(tokens)
+            builder.by_assistant = [False] * len(builder.tokens) if by_assistant is None else list(by_assistant)
         builder._roles, builder._started, builder._open = list(roles), bool(roles), is_open
         return builder
 
@@ -125,7 +134,7 @@ class ChatBuilder:
     def _rendered(self, message: Message) -> list[int]:
         """The ids of the next message; nothing is added."""
         self.format.check_order([*self._roles, message["role"]], self._tools)
-        calls = self.format.count_calls(self.tokens) if message.get("tool_calls") else 0
+        calls = self.format.count_calls(self._all_ids()) if message.get("tool_calls") else 0
         return self.format.render(message, MessageContext(self._roles, calls, self._tools))
 
     def _check_reasoning(self, message: Message) -> None:
@@ -157,13 +166,20 @@ class ChatBuilder:
         """Prepares for a message of a role: ends what is open, or adds what stands before the first one."""
         if self._open:
             # The model may have sampled the end itself.
-            self._append([] if self.tokens[-1] == self.format.end else [self.format.end])
+            last = (self.tokens or self._before)[-1]
+            self._append([] if last == self.format.end else [self.format.end])
             self._append(self.format.after_end)
             self._open = False
         if not self._started and role != "system":
             self._append(self.format.preface(self._tools))
         self._append(self.format.joint(self._roles, role))
         self._started = True
+
+    def _all_ids(self) -> Sequence[int]:
+        """The ids so far, with those that were left out."""
+        if not len(self._before):
+            return self.tokens
+        return np.concatenate([self._before, np.array(self.tokens, np.int32)])
 
     def _append(self, ids: list[int], by_assistant: bool = False) -> None:
         self.tokens += ids

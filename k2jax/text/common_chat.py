@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from k2jax.errors import UserError
 from k2jax.text.answers import AnswerParser
 from k2jax.text.constrained.rules import CallRules
@@ -31,6 +33,11 @@ class MessageContext(NamedTuple):
 
 
 BEGINNING = MessageContext()
+
+
+def occurrences(ids: Iterable[int], token: int) -> int:
+    """How often a token is among ids, a list of them or an array."""
+    return int(np.count_nonzero(ids == token)) if isinstance(ids, np.ndarray) else list(ids).count(token)
 
 
 class ChatFormat(ABC):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from k2jax.text.chatml import CHATML_TOKENS, ChatML
-from k2jax.text.common_chat import BEGINNING, MessageContext, Tools
+from k2jax.text.common_chat import BEGINNING, MessageContext, Tools, occurrences
 from k2jax.text.constrained.rules import CallRules, literal, token
 from k2jax.text.hermes_calls import HERMES_CALL, HERMES_CALL_END, HermesParser
 from k2jax.text.messages import Message, content_text, function_of, to_json, tool_calls
@@ -76,6 +78,8 @@ class HermesChat(ChatML):
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tokens that begin a call after the first message, in which the tools are."""
+        if isinstance(ids, np.ndarray):
+            return occurrences(ids[np.argmax(ids == self.end) :], self._call) if self.end in ids else 0
         ids = list(ids)
         return ids[ids.index(self.end) :].count(self._call) if self.end in ids else 0
 

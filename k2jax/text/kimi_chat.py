@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
+from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools, occurrences
 from k2jax.text.constrained.rules import CallRules, literal, token
 from k2jax.text.media import content_ids
 from k2jax.text.messages import Message, content_text, function_of, text_field, to_json, tool_calls
@@ -47,7 +47,7 @@ class KimiChat(ChatFormat):
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of tokens that begin a call."""
-        return list(ids).count(self._tokenizer.special_id(CALL_BEGIN))
+        return occurrences(ids, self._tokenizer.special_id(CALL_BEGIN))
 
     def parser(self, thinking: bool = True, shows_all: bool = False, calls_before: int = 0) -> ToolCallParser | None:
         """Returns a parser of calls, and of reasoning; None for a vocabulary without their tokens."""

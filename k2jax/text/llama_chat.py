@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 import json
 
+import numpy as np
+
 from k2jax.errors import UserError, abbreviate
 from k2jax.text.common_chat import BEGINNING, ChatFormat, MessageContext, Tools
 from k2jax.text.constrained.rules import CallRules, literal
@@ -94,9 +96,8 @@ class LlamaChat(ChatFormat):
 
     def count_calls(self, ids: Iterable[int]) -> int:
         """Returns the number of headers of results: each answers a call."""
-        ids = list(ids)
-        head, starts = self._head("ipython"), (at for at, i in enumerate(ids) if i == self._header)
-        return sum(ids[at : at + len(head)] == head for at in starts)
+        ids, head = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids)), self._head("ipython")
+        return sum(ids[at : at + len(head)].tolist() == head for at in np.flatnonzero(ids == self._header))
 
     def parser(self, thinking: bool = True, shows_all: bool = False, calls_before: int = 0) -> LlamaParser | None:
         """Returns a parser of calls; None for other than byte-level ids."""

@@ -28,7 +28,7 @@ class TextStream:
         """
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._ids = list(before[-_CONTEXT_TOKENS:])  # the ids of the last piece, and those after it
+        self._ids = [int(i) for i in before[-_CONTEXT_TOKENS:]]  # the ids of the last piece, and those after it
         self._emitted = len(self._ids)  # how many of them are in the text that was returned
 
     def feed(self, token: int) -> str:

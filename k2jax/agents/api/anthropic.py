@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 from k2jax.agents.api.answer_grammars import ANY_TEXT, constrain, read_format
@@ -14,6 +15,7 @@ from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import api_errors
 from k2jax.errors import abbreviate
 from k2jax.text.message_fields import check_names
@@ -45,14 +47,14 @@ def count_tokens(body: Any, card: ModelCard) -> dict[str, int]:
     return {"input_tokens": len(DIALECT.parse(body, card).prompts[0])}
 
 
-def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
+def read_messages(body: Any, card: ModelCard, lenient: bool = False, once: Once | None = None) -> Conversation:
     """Reads the conversation in the body of a messages request; see ``ReadConversation``.
 
     Raises:
         ApiError: a field is wrong, unknown or not supported; the error names it.
     """
     with api_errors():
-        fields = Fields(body, lenient=lenient)
+        fields, once = Fields(body, lenient=lenient), once or Once()
         max_tokens = None if lenient else fields.integer("max_tokens", None, 1)
         options, asked = read_shared(fields, card, stop_field="stop_sequences")
         if options.n != 1:
@@ -68,23 +70,24 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)
         messages, origins = [], []
-        passed: list[str] | None = [] if lenient else None
+        passed: list[str] = []
         if system := _read_system(system):
             messages, origins = [{"role": "system", "content": system}], ["system"]
         for index, message in enumerate(listed):
             origin = f"messages[{index}]"
-            _check_fields(message, origin, passed)
-            for part in _read_message(message, origin):
-                messages.append(part)
-                origins.append(origin)
+            find = functools.partial(_parts, message, origin, lenient)
+            parts, names = once.of(("parts", origin, lenient), (message,), find)
+            messages += parts
+            origins += [origin] * len(parts)
+            passed += names
         if messages[-1]["role"] == "assistant" and not (lenient and messages[-1].get("tool_calls")):
             messages[-1] = _prefill(messages[-1], origins[-1], lenient)
-        read, unread = read_history(messages, origins, fields, card)
+        read, unread = read_history(messages, origins, fields, card, once)
         thinking = thinks_after(read[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
         if not lenient:
             options = constrain(options, card, value, tools, choice, is_continued=bool(read[-1].get("partial")))
-        left_out += unread + tuple(passed or ())
+        left_out += unread + tuple(passed)
         return Conversation(read, tuple(origins), tools, options, asked=asked, left_out=left_out)
 
 
@@ -98,6 +101,13 @@ def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
     if not isinstance(value, dict) or value.get("type", "adaptive") not in ("enabled", "disabled", "adaptive"):
         raise invalid_value("thinking", "an object of the type enabled, adaptive or disabled", value)
     return card.chat.thinks and value.get("type") != "disabled", value.get("type") == "enabled"
+
+
+def _parts(message: Any, origin: str, lenient: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages that a message of Anthropic's stands for, and what a lenient reader passed over."""
+    passed: list[str] | None = [] if lenient else None
+    _check_fields(message, origin, passed)
+    return list(_read_message(message, origin)), passed or []
 
 
 def _check_fields(message: Any, origin: str, passed: list[str] | None) -> None:

@@ -14,6 +14,7 @@ from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import IGNORED, api_errors
 from k2jax.agents.api.response_builder import ResponseBuilder, ResponseChoice, finite
 from k2jax.client import MAX_TOP_LOGPROBS
@@ -33,7 +34,7 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
+def read_chat(body: Any, card: ModelCard, lenient: bool = False, once: Once | None = None) -> Conversation:
     """Reads the conversation in the body of a chat request; see ``ReadConversation``.
 
     Raises:
@@ -57,7 +58,7 @@ def read_chat(body: Any, card: ModelCard, lenient: bool = False) -> Conversation
         origins = tuple(f"messages[{index}]" for index in range(len(messages)))
         if not lenient and (origin := _with_old_call(messages, origins)):
             raise bad_request(origin, "function_call of a chat message is not supported by this server; use tool_calls")
-        messages, unread = read_history(_continued(messages, continues), origins, fields, card)
+        messages, unread = read_history(_continued(messages, continues), origins, fields, card, once)
         thinking = thinks_after(messages[-1], thinking, thinking and is_asked)
         options = dataclasses.replace(options, max_tokens=max_tokens, logprobs=logprobs, thinking=thinking)
         if not lenient:

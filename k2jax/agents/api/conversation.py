@@ -14,6 +14,7 @@ from k2jax.agents.api.encoding import dump_json
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.lengths import check_text, check_texts
 from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import GenerationRequest, api_errors, check_prompt_length, check_room, read_options
 from k2jax.agents.api.tool_choice import ToolChoice, read_choice
 from k2jax.errors import UserError, abbreviate
@@ -63,14 +64,20 @@ class Conversation:
         """Whether the model is to continue the last message, the assistant's, rather than to answer it."""
         return bool(self.messages and self.messages[-1].get("partial"))
 
-    def check_length(self, card: ModelCard) -> None:
-        """Raises ApiError if there is more text than the model's longest sequence holds, before it is encoded."""
-        check_texts(self.messages, self.origins, self.tools, card)
+    def check_length(self, card: ModelCard, once: Once | None = None) -> None:
+        """Raises ApiError if there is more text than the model's longest sequence holds, before it is encoded.
+
+        Args:
+            card: the model.
+            once: what is known about the messages.
+        """
+        check_texts(self.messages, self.origins, self.tools, card, once)
 
 
 ReadConversation = Callable[..., Conversation]
-"""``read(body, card, lenient=False)``. A lenient reader serves agents whose sampling is decided elsewhere: it takes out
-sampling parameters unread, passes over fields that it does not know, and takes any model name and tool choice."""
+"""``read(body, card, lenient=False, once=None)``. A lenient reader serves agents whose sampling is decided elsewhere:
+it takes out sampling parameters unread, passes over fields that it does not know, and takes any model name and tool
+choice. With ``once`` nothing is found out again about messages that are the same objects as in an earlier body."""
 
 
 def read_shared(

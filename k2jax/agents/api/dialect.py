@@ -60,6 +60,7 @@ class Dialect:
         parse: turns a parsed JSON body into a request; raises ApiError that names a wrong field.
         respond: starts the response to a request.
         read: of a chat dialect, reads the conversation of a body without encoding it; None for a dialect of texts.
+        history: the field of a body that holds the messages.
         error_body: body of an error response.
         error_event: last event of a stream that fails.
         keep_alive: what a stream that has nothing to say is kept open with.
@@ -70,6 +71,7 @@ class Dialect:
     respond: Callable[[GenerationRequest, ModelCard], DialectResponse]
     _: dataclasses.KW_ONLY
     read: ReadConversation | None = None
+    history: str = "messages"
     error_body: Callable[[ApiError], dict[str, Any]] = openai_error
     error_event: Callable[[ApiError], dict[str, Any] | NamedEvent] = openai_error
     keep_alive: bytes = KEEP_ALIVE

@@ -34,7 +34,7 @@ def parse_json(body: bytes | bytearray) -> Any:
     try:
         value = parse_bounded_json(body)
         if may_have_surrogates:
-            _check_surrogates(value)
+            check_surrogates(value)
     except TooManyValuesError as error:
         raise ApiError(413, f"the request body is too large: {error}", code="request_too_large") from None
     except UnicodeEncodeError:
@@ -46,7 +46,7 @@ def parse_json(body: bytes | bytearray) -> Any:
     return value
 
 
-def _check_surrogates(value: Any) -> None:
+def check_surrogates(value: Any) -> None:
     """Raises UnicodeEncodeError where a string has an unpaired surrogate; copies one string at a time."""
     values = [value]
     while values:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any
 
 from k2jax.agents.api.api_error import bad_request
 from k2jax.agents.api.fields import Fields
 from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.once import Once
 from k2jax.errors import UserError
 from k2jax.text.message_fields import read_message
 from k2jax.text.messages import stated_reasoning
 
 
 def read_history(
-    messages: Sequence[Any], origins: Sequence[str], fields: Fields, card: ModelCard
+    messages: Sequence[Any], origins: Sequence[str], fields: Fields, card: ModelCard, once: Once | None = None
 ) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
     """The messages of a client in the form that chat formats render, and what a lenient reader passed over.
 
@@ -23,22 +25,34 @@ def read_history(
         origins: the field that each came from.
         fields: of the body.
         card: the served model.
+        once: what is known about the messages.
 
     Raises:
         ApiError: a message is wrong, or has a field that is not read.
     """
-    passed: list[str] | None = [] if fields.lenient else None
-    read = []
+    once, thinks = once or Once(), card.chat is not None and card.chat.thinks
+    read: list[Mapping[str, Any]] = []
+    passed: list[str] = []
     for message, origin in zip(messages, origins, strict=True):
+        find = functools.partial(_read, message, origin, fields.lenient, thinks)
         try:
-            read.append(read_message(message, origin, passed))
-            _check_partial(read[-1], origin, len(read) == len(messages))
+            known, names = once.of(("read", origin, fields.lenient, thinks), (message,), find)
+            read.append(known)
+            passed += names
+            _check_partial(known, origin, len(read) == len(messages))
         except UserError as error:
             raise bad_request(origin, str(error)) from None
-        if passed is not None and not card.chat.thinks and stated_reasoning(read[-1]):
-            read[-1] = {name: value for name, value in read[-1].items() if name != "reasoning_content"}
-            passed.append(f"{origin}.reasoning_content")
-    return tuple(read), tuple(passed or ())
+    return tuple(read), tuple(passed)
+
+
+def _read(message: Any, origin: str, lenient: bool, thinks: bool) -> tuple[Mapping[str, Any], list[str]]:
+    """A message in the form that chat formats render, and what a lenient reader passed over."""
+    passed: list[str] | None = [] if lenient else None
+    read = read_message(message, origin, passed)
+    if passed is not None and not thinks and stated_reasoning(read):
+        read = {name: value for name, value in read.items() if name != "reasoning_content"}
+        passed.append(f"{origin}.reasoning_content")
+    return read, passed or []
 
 
 def thinks_after(message: Mapping[str, Any], thinking: bool, is_asked: bool) -> bool:

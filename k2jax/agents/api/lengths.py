@@ -7,10 +7,12 @@ long text is encoded in pieces, only as far as it takes to see that it is too lo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import functools
 from typing import Any
 
 from k2jax.agents.api.api_error import ApiError
 from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import check_prompt_length
 from k2jax.text.messages import function_of, to_json
 
@@ -25,7 +27,11 @@ _TOOLS = 4
 
 
 def check_texts(
-    messages: Sequence[Mapping[str, Any]], origins: Sequence[str], tools: Sequence[Mapping[str, Any]], card: ModelCard
+    messages: Sequence[Mapping[str, Any]],
+    origins: Sequence[str],
+    tools: Sequence[Mapping[str, Any]],
+    card: ModelCard,
+    once: Once | None = None,
 ) -> None:
     """Refuses a conversation with more text than the model's longest sequence holds.
 
@@ -34,20 +40,29 @@ def check_texts(
         origins: the field of each message, for errors.
         tools: in OpenAI's chat format.
         card: the model.
+        once: what is known about the messages.
 
     Raises:
         ApiError: 400, a text is too long; the error names the field that it came from.
         UserError: tools or arguments of calls are no JSON values.
     """
-    total = 0
+    total, once = 0, once or Once()
     for message, origin in zip(messages, origins, strict=True):
-        # Formats join what a message says, so that many short texts of one message are as long as a single one.
-        param, texts = origin.partition("[")[0], list(_texts(message))
-        total += sum(map(len, texts))
+        param = origin.partition("[")[0]
+        total += once.of("characters", (message,), functools.partial(_characters, message))
         _check_characters(param, total, card)
-        check_text(param, "".join(texts), card)
+        once.of(("fits", param), (message, card), functools.partial(_check_message, param, message, card))
     if tools:
         check_text("tools", to_json(list(tools)), card, shortened=_TOOLS)
+
+
+def _characters(message: Mapping[str, Any]) -> int:
+    return sum(map(len, _texts(message)))
+
+
+def _check_message(param: str, message: Mapping[str, Any], card: ModelCard) -> None:
+    # Formats join what a message says, so that many short texts of one message are as long as a single one.
+    check_text(param, "".join(_texts(message)), card)
 
 
 def check_text(param: str, text: str, card: ModelCard, shortened: int = 1) -> None:

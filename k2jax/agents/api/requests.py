@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ class GenerationRequest:
     """The generation that one HTTP request asks for: ``n`` choices for each prompt.
 
     Attributes:
-        prompts: token ids of each prompt.
+        prompts: token ids of each prompt, in a tuple or an array int32 ``[P]``.
         sampling: sampling parameters of every choice, except for max_tokens and seed.
         max_tokens: most tokens per choice; None for as many as fit; 0 only scores the prompt.
         n: choices per prompt.
@@ -46,7 +46,7 @@ class GenerationRequest:
         record: name under which a gateway records the answer; dialects put it where clients send it back unread.
     """
 
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Sequence[int], ...]
     sampling: Sampling
     max_tokens: int | None = None
     n: int = 1
@@ -66,7 +66,7 @@ class GenerationRequest:
         """Number of choices of all prompts; the choices of one prompt are neighbours."""
         return len(self.prompts) * self.n
 
-    def choice_prompt(self, choice: int) -> tuple[int, ...]:
+    def choice_prompt(self, choice: int) -> Sequence[int]:
         """Returns the prompt of a choice."""
         return self.prompts[choice // self.n]
 

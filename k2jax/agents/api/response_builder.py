@@ -132,7 +132,7 @@ class ResponseBuilder(abc.ABC):
         """Ids of the prompt of a choice, if the request asks for them."""
         if not self._request.token_ids:
             return {}
-        return {"prompt_token_ids": list(self._request.choice_prompt(choice))}
+        return {"prompt_token_ids": [int(i) for i in self._request.choice_prompt(choice)]}
 
     def _count(self, delta: Delta) -> None:
         self._sampled += sum(token.sampled for token in delta.tokens)

@@ -13,6 +13,7 @@ from k2jax.agents.api.dialect import chat_dialect
 from k2jax.agents.api.fields import Fields, invalid_value
 from k2jax.agents.api.history_reading import read_history, thinks_after
 from k2jax.agents.api.model_card import ModelCard
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import IGNORED, api_errors
 from k2jax.agents.api.responses_response import ResponsesResponse, error_event
 from k2jax.errors import abbreviate
@@ -35,14 +36,14 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversation:
+def read_response(body: Any, card: ModelCard, lenient: bool = False, once: Once | None = None) -> Conversation:
     """Reads the conversation in the body of a responses request; see ``ReadConversation``.
 
     Raises:
         ApiError: a field is wrong, unknown or not supported; the error names it.
     """
     with api_errors():
-        fields = Fields(body, lenient=lenient)
+        fields, once = Fields(body, lenient=lenient), once or Once()
         max_tokens = None if lenient else fields.integer("max_output_tokens", None, 1)
         options, asked = read_shared(fields, card)
         if options.n != 1:
@@ -58,7 +59,7 @@ def read_response(body: Any, card: ModelCard, lenient: bool = False) -> Conversa
         if instructions:
             reader.add({"role": "system", "content": instructions}, "instructions")
         reader.read(listed)
-        messages, unread = read_history(reader.messages, reader.origins, fields, card)
+        messages, unread = read_history(reader.joined(once), reader.origins, fields, card, once)
         thinking = thinks_after(messages[-1], thinking, False)
         options = dataclasses.replace(options, max_tokens=max_tokens, thinking=thinking)
         if not lenient:
@@ -92,11 +93,18 @@ class _InputReader:
         self.passed = passed
         self.messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
+        self._items: list[list[Any]] = []  # of which each message is made
 
     def add(self, message: dict[str, Any], origin: str) -> None:
         """Adds a message."""
         self.messages.append(message)
         self.origins.append(origin)
+        self._items.append([])
+
+    def joined(self, once: Once) -> list[dict[str, Any]]:
+        """The messages, the same ones where they are made of the same items."""
+        pairs = zip(self.messages, self._items, strict=True)
+        return [once.of("joined", tuple(items), lambda m=message: m) if items else message for message, items in pairs]
 
     def read(self, listed: Any) -> None:
         """Reads the input: text, or a list of items."""
@@ -119,6 +127,7 @@ class _InputReader:
                 raise bad_request(origin, f"{origin} is an item that this server does not read: {abbreviate(kind, 60)}")
             check_names(item, _FIELDS[kind], origin, self.passed)
             read(item, origin)
+            self._items[-1].append(item)
 
     def _message(self, item: dict[str, Any], origin: str) -> None:
         role = item.get("role")
@@ -195,4 +204,4 @@ def _part(part: dict[str, Any], origin: str) -> dict[str, Any]:
     raise bad_request(origin, f"{origin} has a part that this server does not read: {abbreviate(kind, 60)}")
 
 
-DIALECT = chat_dialect("/v1/responses", ResponsesResponse, read_response, error_event=error_event)
+DIALECT = chat_dialect("/v1/responses", ResponsesResponse, read_response, error_event=error_event, history="input")

@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from k2jax.agents.api import CHAT_DIALECTS, ApiError, Conversation, Dialect, PromptUsage, anthropic
+from k2jax.agents.api import CHAT_DIALECTS, ApiError, Conversation, Dialect, ModelCard, PromptUsage, anthropic
 from k2jax.agents.api.api_error import bad_request, unavailable, unsupported
 from k2jax.agents.api.conversation import render
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import api_errors
 from k2jax.agents.gateway.exchange import PreparedRequest
 from k2jax.agents.gateway.gateway import Gateway
@@ -112,7 +113,8 @@ class AgentEndpoints:
         return generate
 
     async def _prepare(self, session: GatewaySession, dialect: Dialect, arrival: Arrival) -> PreparedRequest:
-        conversation, keys = await arrival.parse(_read, dialect, self._gateway)
+        bodies = session.bodies
+        conversation, keys = await arrival.run(bodies.read, arrival.body, dialect, _reader(dialect, self._gateway.card))
         number, match = session.history_for(conversation, keys)
         history = session.history(number)
         # Copying and encoding long histories takes a while, in which the event loop serves others; the match stays
@@ -193,12 +195,16 @@ def _noting_length(session: GatewaySession) -> Iterator[None]:
         raise
 
 
-def _read(body: Any, dialect: Dialect, gateway: Gateway) -> tuple[Conversation, tuple[str, ...]]:
-    """What a body says, and the keys of its messages."""
+def _reader(dialect: Dialect, card: ModelCard) -> Callable[[Any, Once], tuple[Conversation, tuple[str, ...]]]:
+    """What reads a body: what it says, and the keys of its messages."""
     assert dialect.read is not None
-    with api_errors():
-        conversation = dialect.read(body, gateway.card, lenient=True)
-        if conversation.options.n != 1:
-            raise unsupported("n", "a rollout samples one answer at a time")
-        conversation.check_length(gateway.card)
-        return conversation, conversation_keys(conversation)
+
+    def read(body: Any, once: Once) -> tuple[Conversation, tuple[str, ...]]:
+        with api_errors():
+            conversation = dialect.read(body, card, lenient=True, once=once)
+            if conversation.options.n != 1:
+                raise unsupported("n", "a rollout samples one answer at a time")
+            conversation.check_length(card, once)
+            return conversation, conversation_keys(conversation, once)
+
+    return read

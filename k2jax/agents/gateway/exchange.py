@@ -24,7 +24,7 @@ from k2jax.errors import InfrastructureError, UserError
 LAST_TOKEN_SECONDS = 60.0
 """How long after its time a model may still take to the token that ends an answer [s]."""
 _TOKEN_BYTES = 48
-"""Memory of a token of a prompt, roughly: an integer, and its places in a list and a tuple [bytes]."""
+"""Memory of a token of a prompt, roughly: here, and as an integer in the tuple that an engine makes [bytes]."""
 LOG = logging.getLogger("k2jax.gateway")
 
 
@@ -92,7 +92,7 @@ class Exchange:
         conversation = prepared.conversation
         self.request: GenerationRequest = dataclasses.replace(
             conversation.options,
-            prompts=(tuple(prepared.encoded.prompt),),
+            prompts=(prepared.encoded.prompt,),
             media=prepared.encoded.media,
             record=f"k2jax-{secrets.token_hex(8)}",
         )

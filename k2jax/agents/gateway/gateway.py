@@ -242,6 +242,7 @@ class Gateway:
 
     def _end(self, session: GatewaySession, status: Status, error: str) -> None:
         session.is_closed = session.has_ended = True
+        session.bodies.forget()
         for trajectory in session.trajectories():
             trajectory.status, trajectory.error = status, error
 

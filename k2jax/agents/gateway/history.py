@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import math
 import sys
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 from k2jax.agents.api import Conversation, ModelCard
 from k2jax.agents.api.api_error import bad_request
 from k2jax.agents.api.conversation import start_builder
+from k2jax.agents.api.once import Once
 from k2jax.agents.api.requests import check_prompt_length
 from k2jax.agents.gateway.canonical import answer_parts, message_key, plain_message, tools_key
 from k2jax.errors import UserError, abbreviate
@@ -91,10 +93,14 @@ class MatchedHistory:
         return dataclasses.replace(self, conversation=rest, keys=())
 
 
-def conversation_keys(conversation: Conversation) -> tuple[str, ...]:
+def conversation_keys(conversation: Conversation, once: Once) -> tuple[str, ...]:
     """Returns the keys of a conversation's tools, if it declares any, and of its messages.
 
     A message that the model is to continue is none: it belongs to the answer's beginning.
+
+    Args:
+        conversation: what the client sent.
+        once: what is known about the messages.
 
     Raises:
         ApiError: a message is malformed.
@@ -103,7 +109,7 @@ def conversation_keys(conversation: Conversation) -> tuple[str, ...]:
     whole = len(conversation.messages) - conversation.is_continued
     for message, origin in zip(conversation.messages[:whole], conversation.origins, strict=False):
         try:
-            keys.append(message_key(message))
+            keys.append(once.of("key", (message,), functools.partial(message_key, message)))
         except UserError as error:
             raise bad_request(origin, str(error)) from None
     return tuple(keys)
@@ -134,8 +140,7 @@ class RecordedHistory:
         """Finds the longest part of a conversation that is recorded; of equal records the latest."""
         places, matched = [ROOT], 0
         for key in keys:
-            found = [child for place in places for child in self._with_key(place, key)]
-            if not found:
+            if not (found := self._with_key(places, key)):
                 break
             places, matched = found, matched + 1
         node = max(places)
@@ -163,11 +168,8 @@ class RecordedHistory:
         written = [place.turn != NO_TURN for place in path if place.turn != NO_TURN or place.message is not None]
         return frozenset(index for index, own in enumerate(written) if own)
 
-    def resumed(self, match: MatchedHistory) -> ChatBuilder | None:
-        """The conversation up to the last node that it repeats; None where it repeats none.
-
-        Nothing is encoded. Where the model reads images, the ids that it sampled are marked as the assistant's.
-        """
+    def resumed(self, match: MatchedHistory) -> ResumedHistory | None:
+        """The conversation up to the last node that it repeats; None where it repeats none. Nothing is encoded."""
         if match.node == ROOT:
             return None
         nodes = self.trajectory.nodes
@@ -178,11 +180,13 @@ class RecordedHistory:
             if node.turn != NO_TURN or node.message is not None
         ]
         assert self._card.chat is not None
-        tokens = self.trajectory.path_tokens(match.node).tolist()
-        own = np.repeat([node.turn != NO_TURN for node in path], [len(node.tokens) for node in path])
-        sampled = None if self._card.media is None else own.tolist()  # images are placed beside what was sampled
-        is_open, tools = path[-1].turn != NO_TURN, match.conversation.tools
-        return ChatBuilder.resume(self._card.chat, tokens, roles, is_open, sampled, tools=tools)
+        tokens, places = self.trajectory.path_tokens(match.node), None
+        if self._card.media is not None:
+            own = np.repeat([node.turn != NO_TURN for node in path], [len(node.tokens) for node in path])
+            places = np.where(own, NO_PAD, tokens)
+        options = {"tools": match.conversation.tools, "leaves_out": True}
+        builder = ChatBuilder.resume(self._card.chat, tokens, roles, path[-1].turn != NO_TURN, **options)
+        return ResumedHistory(builder, tokens, places)
 
     def commit(self, node: int, additions: Sequence[Addition]) -> int:
         """Adds nodes below a node, unless another request has added the same tokens meanwhile; returns the last one."""
@@ -195,10 +199,14 @@ class RecordedHistory:
     def _places(self, parent: int, key: str) -> list[int]:
         return self._children.get(parent, {}).get(key, [])
 
-    def _with_key(self, parent: int, key: str) -> list[int]:
+    def _with_key(self, parents: Sequence[int], key: str) -> list[int]:
         """Children with a key; those that the model sampled are below a generation prompt."""
-        opened = [node for name in _OPEN_KEYS for node in self._places(parent, name)]
-        return [*self._places(parent, key), *(child for node in opened for child in self._places(node, key))]
+        found: list[int] = []
+        for children in filter(None, map(self._children.get, parents)):
+            found += children.get(key, ())
+            for opened in (node for name in _OPEN_KEYS if name in children for node in children[name]):
+                found += self._places(opened, key)
+        return found
 
     def _drift(self, conversation: Conversation, node: int, matched: int) -> str:
         """What of the latest answer after a node the next message of a conversation changes."""
@@ -218,26 +226,40 @@ class RecordedHistory:
         return "call id" if [call[1:] for call in recorded[2]] == [call[1:] for call in told[2]] else "call"
 
 
+class ResumedHistory(NamedTuple):
+    """A conversation up to a recorded node.
+
+    Attributes:
+        builder: without the ids up to there.
+        tokens: these ids, int32 ``[T]``.
+        places: the same with ``NO_PAD`` for what the model sampled, int32 ``[T]``; None for a model of text alone.
+    """
+
+    builder: ChatBuilder
+    tokens: np.ndarray
+    places: np.ndarray | None
+
+
 class EncodedHistory(NamedTuple):
     """A history that is ready to be sampled after.
 
     Attributes:
-        prompt: all its token ids, up to the generation prompt.
+        prompt: all its token ids, up to the generation prompt, int32 ``[P]``.
         additions: the nodes that it adds; the last of them is the generation prompt.
         media: its images, as the card's ``MediaReader`` places them in the prompt.
     """
 
-    prompt: list[int]
+    prompt: np.ndarray
     additions: list[Addition]
     media: tuple[Any, ...]
 
 
-def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: ModelCard) -> EncodedHistory:
+def encode_history(match: MatchedHistory, resumed: ResumedHistory | None, card: ModelCard) -> EncodedHistory:
     """Encodes what a history adds to what is recorded.
 
     Args:
         match: where it leaves what is recorded.
-        builder: the conversation up to there, which is changed; None for its beginning.
+        resumed: the conversation up to there, whose builder is changed; None for its beginning.
         card: the model.
 
     Raises:
@@ -246,13 +268,15 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
     """
     conversation, additions, reading = match.conversation, [], start_reading(card.media)
     new = match.matched
-    if builder is None:
+    recorded = np.zeros(0, np.int32) if resumed is None else resumed.tokens
+    if resumed is not None:
+        builder = resumed.builder
+    else:
         builder = start_builder(conversation.tools, card)
         if conversation.tools:
             additions.append(Addition(match.keys[0], list(builder.tokens), None))
             new = 1
     first = new - bool(conversation.tools)
-    recorded = len(builder.tokens)
     messages = with_call_ids(conversation.messages, conversation.origins, match.sampled, [])
     for index, message in enumerate(messages[: len(messages) - conversation.is_continued]):
         known = len(builder.tokens)
@@ -263,20 +287,21 @@ def encode_history(match: MatchedHistory, builder: ChatBuilder | None, card: Mod
             builder.add(shown)
         except UserError as error:
             raise bad_request(conversation.origins[index], str(error)) from None
-        check_prompt_length(conversation.origins[index].partition("[")[0], len(builder.tokens), card)
+        length = len(recorded) + len(builder.tokens)
+        check_prompt_length(conversation.origins[index].partition("[")[0], length, card)
         key = match.keys[index + bool(conversation.tools)]
         additions.append(Addition(key, builder.tokens[known:], plain_message(message)))
     if match.kind != "repeat":
         known = len(builder.tokens)
         _open_answer(builder, conversation)
         additions.append(Addition(_open_key(conversation), builder.tokens[known:], None))
-    check_prompt_length("messages", len(builder.tokens), card)
-    prompt = list(builder.tokens)
+    added = np.array(builder.tokens, np.int32)
+    prompt = np.concatenate([recorded, added])
+    check_prompt_length("messages", len(prompt), card)
     if card.media is None:
         return EncodedHistory(prompt, additions, ())
-    sampled = zip(prompt, builder.by_assistant[:recorded], strict=False)
-    shown = reading.place([*(NO_PAD if own else token for token, own in sampled), *prompt[recorded:]])
-    return EncodedHistory(prompt, additions, shown)
+    places = recorded if resumed is None else resumed.places
+    return EncodedHistory(prompt, additions, reading.place(np.concatenate([places, added]).tolist()))
 
 
 def _open_answer(builder: ChatBuilder, conversation: Conversation) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from k2jax.agents.api import ApiError, Conversation, ModelCard
 from k2jax.agents.episode_key import EpisodeKey, turn_seed
+from k2jax.agents.gateway.bodies import RepeatedBodies
 from k2jax.agents.gateway.canonical import message_key
 from k2jax.agents.gateway.history import Addition, MatchedHistory, RecordedHistory, addition_bytes
 from k2jax.agents.gateway.log import encoded
@@ -45,6 +46,7 @@ class GatewaySession:
         main: the agent's own history.
         sides: histories of side calls, each a trajectory of its own.
         requests: what happened, one JSON object per answered request.
+        bodies: of its requests, as far as later ones may continue them.
         running: answers that are being generated.
         in_progress: answers that are being generated or wait for the budget.
         held_bytes: memory of the requests of these, roughly.
@@ -60,6 +62,7 @@ class GatewaySession:
         self.main = self._new_history(card)
         self.sides: list[RecordedHistory] = []
         self.requests: list[dict[str, Any]] = []
+        self.bodies = RepeatedBodies()
         self.running = self.in_progress = self.held_bytes = self.sampled_tokens = 0
         self.is_closed = self.has_ended = False
         self.refused = ""

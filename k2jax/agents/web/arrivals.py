@@ -148,10 +148,14 @@ async def received(request: Request, announced: int, limit: int) -> bytearray:
 
 
 class Arrival:
-    """A request whose body is there."""
+    """A request whose body is there.
+
+    Attributes:
+        body: the bytes, until they are parsed.
+    """
 
     def __init__(self, readers: asyncio.Semaphore, body: bytearray):
-        self._readers, self._body = readers, body
+        self._readers, self.body = readers, body
 
     async def parse(self, read: Callable[..., Any], *arguments: Any) -> Any:
         """Parses the body, which is then forgotten, and returns what ``read(value, *arguments)`` does, in a thread.
@@ -159,7 +163,7 @@ class Arrival:
         Raises:
             ApiError: 400 if it is not JSON, 413 if it has too many values.
         """
-        return await self.run(lambda: read(parse_json(self._body), *arguments))
+        return await self.run(lambda: read(parse_json(self.body), *arguments))
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function returns or raises in a thread, of which there are few."""
