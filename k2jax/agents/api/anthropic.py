@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 import dataclasses
-import functools
 from typing import Any
 
 from k2jax.agents.api.answer_grammars import ANY_TEXT, constrain, read_format
@@ -69,16 +68,12 @@ def read_messages(body: Any, card: ModelCard, lenient: bool = False, once: Once 
         left_out += fields.finish(_IGNORED, {})
         if not isinstance(listed, list) or not listed:
             raise invalid_value("messages", "a list with at least one message", listed)
-        messages, origins = [], []
-        passed: list[str] = []
+        messages, origins, passed = [], [], []
         if system := _read_system(system):
             messages, origins = [{"role": "system", "content": system}], ["system"]
-        for index, message in enumerate(listed):
-            origin = f"messages[{index}]"
-            find = functools.partial(_parts, message, origin, lenient)
-            parts, names = once.of(("parts", origin, lenient), (message,), find)
+        for index, (parts, names) in enumerate(once.each("parts", listed, lambda i: _parts(listed, i, lenient))):
             messages += parts
-            origins += [origin] * len(parts)
+            origins += [f"messages[{index}]"] * len(parts)
             passed += names
         if messages[-1]["role"] == "assistant" and not (lenient and messages[-1].get("tool_calls")):
             messages[-1] = _prefill(messages[-1], origins[-1], lenient)
@@ -103,11 +98,11 @@ def _read_thinking(fields: Fields, card: ModelCard) -> tuple[bool, bool]:
     return card.chat.thinks and value.get("type") != "disabled", value.get("type") == "enabled"
 
 
-def _parts(message: Any, origin: str, lenient: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """The messages that a message of Anthropic's stands for, and what a lenient reader passed over."""
+def _parts(messages: list[Any], index: int, lenient: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages that one of Anthropic's stands for, and what a lenient reader passed over."""
     passed: list[str] | None = [] if lenient else None
-    _check_fields(message, origin, passed)
-    return list(_read_message(message, origin)), passed or []
+    _check_fields(messages[index], f"messages[{index}]", passed)
+    return list(_read_message(messages[index], f"messages[{index}]")), passed or []
 
 
 def _check_fields(message: Any, origin: str, passed: list[str] | None) -> None:

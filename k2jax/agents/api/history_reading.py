@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import functools
 from typing import Any
 
 from k2jax.agents.api.api_error import bad_request
@@ -30,29 +29,23 @@ def read_history(
     Raises:
         ApiError: a message is wrong, or has a field that is not read.
     """
-    once, thinks = once or Once(), card.chat is not None and card.chat.thinks
-    read: list[Mapping[str, Any]] = []
-    passed: list[str] = []
-    for message, origin in zip(messages, origins, strict=True):
-        find = functools.partial(_read, message, origin, fields.lenient, thinks)
+    thinks = card.chat is not None and card.chat.thinks
+
+    def read(index: int) -> tuple[Mapping[str, Any], list[str]]:
+        passed: list[str] | None = [] if fields.lenient else None
         try:
-            known, names = once.of(("read", origin, fields.lenient, thinks), (message,), find)
-            read.append(known)
-            passed += names
-            _check_partial(known, origin, len(read) == len(messages))
+            message = read_message(messages[index], origins[index], passed)
         except UserError as error:
-            raise bad_request(origin, str(error)) from None
-    return tuple(read), tuple(passed)
+            raise bad_request(origins[index], str(error)) from None
+        if passed is not None and not thinks and stated_reasoning(message):
+            message = {name: value for name, value in message.items() if name != "reasoning_content"}
+            passed.append(f"{origins[index]}.reasoning_content")
+        return message, passed or []
 
-
-def _read(message: Any, origin: str, lenient: bool, thinks: bool) -> tuple[Mapping[str, Any], list[str]]:
-    """A message in the form that chat formats render, and what a lenient reader passed over."""
-    passed: list[str] | None = [] if lenient else None
-    read = read_message(message, origin, passed)
-    if passed is not None and not thinks and stated_reasoning(read):
-        read = {name: value for name, value in read.items() if name != "reasoning_content"}
-        passed.append(f"{origin}.reasoning_content")
-    return read, passed or []
+    pairs = (once or Once()).each("read", messages, read)
+    for index, (message, _) in enumerate(pairs):
+        _check_partial(message, origins[index], index == len(messages) - 1)
+    return tuple(message for message, _ in pairs), tuple(name for _, passed in pairs for name in passed)
 
 
 def thinks_after(message: Mapping[str, Any], thinking: bool, is_asked: bool) -> bool:
@@ -77,6 +70,6 @@ def _check_partial(message: Mapping[str, Any], origin: str, is_last: bool) -> No
     if not message.get("partial"):
         return
     if not is_last:
-        raise UserError(f"{origin} is partial: the model can continue the last message alone")
+        raise bad_request(origin, f"{origin} is partial: the model can continue the last message alone")
     if message.get("tool_calls") or not isinstance(message["content"], str):
-        raise UserError(f"{origin} is partial and has more than a text, which the model cannot continue")
+        raise bad_request(origin, f"{origin} is partial and has more than a text, which the model cannot continue")

@@ -7,7 +7,7 @@ long text is encoded in pieces, only as far as it takes to see that it is too lo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-import functools
+import itertools
 from typing import Any
 
 from k2jax.agents.api.api_error import ApiError
@@ -46,23 +46,19 @@ def check_texts(
         ApiError: 400, a text is too long; the error names the field that it came from.
         UserError: tools or arguments of calls are no JSON values.
     """
-    total, once = 0, once or Once()
-    for message, origin in zip(messages, origins, strict=True):
-        param = origin.partition("[")[0]
-        total += once.of("characters", (message,), functools.partial(_characters, message))
-        _check_characters(param, total, card)
-        once.of(("fits", param), (message, card), functools.partial(_check_message, param, message, card))
+    once = once or Once()
+    characters = once.each("characters", messages, lambda i: sum(map(len, _texts(messages[i]))))
+    for total, origin in zip(itertools.accumulate(characters), origins, strict=True):
+        if total > LONGEST_TOKEN * card.max_length:
+            _check_characters(_field(origin), total, card)
+    # Formats join what a message says, so that many short texts of one message are as long as a single one.
+    once.each("fits", messages, lambda i: check_text(_field(origins[i]), "".join(_texts(messages[i])), card))
     if tools:
         check_text("tools", to_json(list(tools)), card, shortened=_TOOLS)
 
 
-def _characters(message: Mapping[str, Any]) -> int:
-    return sum(map(len, _texts(message)))
-
-
-def _check_message(param: str, message: Mapping[str, Any], card: ModelCard) -> None:
-    # Formats join what a message says, so that many short texts of one message are as long as a single one.
-    check_text(param, "".join(_texts(message)), card)
+def _field(origin: str) -> str:
+    return origin.partition("[")[0]
 
 
 def check_text(param: str, text: str, card: ModelCard, shortened: int = 1) -> None:

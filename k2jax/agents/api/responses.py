@@ -93,18 +93,17 @@ class _InputReader:
         self.passed = passed
         self.messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
-        self._items: list[list[Any]] = []  # of which each message is made
+        self._last: list[Any] = []  # of the items of each message: the same one has the same items before it
 
     def add(self, message: dict[str, Any], origin: str) -> None:
         """Adds a message."""
         self.messages.append(message)
         self.origins.append(origin)
-        self._items.append([])
+        self._last.append(message)
 
     def joined(self, once: Once) -> list[dict[str, Any]]:
         """The messages, the same ones where they are made of the same items."""
-        pairs = zip(self.messages, self._items, strict=True)
-        return [once.of("joined", tuple(items), lambda m=message: m) if items else message for message, items in pairs]
+        return once.each("joined", self._last, self.messages.__getitem__)
 
     def read(self, listed: Any) -> None:
         """Reads the input: text, or a list of items."""
@@ -127,7 +126,7 @@ class _InputReader:
                 raise bad_request(origin, f"{origin} is an item that this server does not read: {abbreviate(kind, 60)}")
             check_names(item, _FIELDS[kind], origin, self.passed)
             read(item, origin)
-            self._items[-1].append(item)
+            self._last[-1] = item
 
     def _message(self, item: dict[str, Any], origin: str) -> None:
         role = item.get("role")

@@ -21,7 +21,14 @@ import numpy as np
 from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.encoding import check_surrogates, parse_json
 from k2jax.agents.api.once import Findings, Once
-from k2jax.files.bounded_json import BYTES_OF_A_VALUE, MOST_VALUES, count_marks, is_read_as_it_stands, refuse_constant
+from k2jax.files.bounded_json import (
+    BYTES_OF_A_VALUE,
+    MOST_VALUES,
+    count_marks,
+    is_read_as_it_stands,
+    marks_before,
+    refuse_constant,
+)
 
 MOST_KEPT = 16 << 20
 """Memory of the bodies of a rollout that are kept, at most and roughly [bytes]."""
@@ -195,7 +202,6 @@ def _parsed(data: bytes, dialect: Dialect, known: KnownBody | None, count: int) 
     if not rest.isascii():
         lengths = [len(walk.text[begin:end].encode()) for begin, end in itertools.pairwise([0, *ends])]
         ends = list(itertools.accumulate(lengths))
-    counts = [count_marks(rest[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
     old = known or KnownBody(dialect=dialect, data=b"", before={}, messages=[], ends=[], marks=[], size=0)
     body = KnownBody(
         dialect=dialect,
@@ -203,7 +209,7 @@ def _parsed(data: bytes, dialect: Dialect, known: KnownBody | None, count: int) 
         before=before,
         messages=[*old.messages[:count], *new],
         ends=[*old.ends[:count], *(start + end for end in ends)],
-        marks=[*old.marks[:count], *itertools.islice(itertools.accumulate(counts, initial=marks), 1, None)],
+        marks=[*old.marks[:count], *(marks + before for before in marks_before(rest, ends))],
         size=size + _MESSAGE_BYTES * (count + len(new)),
         found=old.found,
     )

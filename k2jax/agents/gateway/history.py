@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 import math
 import sys
 from typing import Any, Literal, NamedTuple
@@ -105,14 +104,16 @@ def conversation_keys(conversation: Conversation, once: Once) -> tuple[str, ...]
     Raises:
         ApiError: a message is malformed.
     """
-    keys = [tools_key(conversation.tools)] if conversation.tools else []
-    whole = len(conversation.messages) - conversation.is_continued
-    for message, origin in zip(conversation.messages[:whole], conversation.origins, strict=False):
+    messages = conversation.messages[: len(conversation.messages) - conversation.is_continued]
+
+    def key(index: int) -> str:
         try:
-            keys.append(once.of("key", (message,), functools.partial(message_key, message)))
+            return message_key(messages[index])
         except UserError as error:
-            raise bad_request(origin, str(error)) from None
-    return tuple(keys)
+            raise bad_request(conversation.origins[index], str(error)) from None
+
+    tools = [tools_key(conversation.tools)] if conversation.tools else []
+    return (*tools, *once.each("key", messages, key))
 
 
 class RecordedHistory:
@@ -140,7 +141,7 @@ class RecordedHistory:
         """Finds the longest part of a conversation that is recorded; of equal records the latest."""
         places, matched = [ROOT], 0
         for key in keys:
-            if not (found := self._with_key(places, key)):
+            if not (found := [child for place in places for child in self._with_key(place, key)]):
                 break
             places, matched = found, matched + 1
         node = max(places)
@@ -199,12 +200,12 @@ class RecordedHistory:
     def _places(self, parent: int, key: str) -> list[int]:
         return self._children.get(parent, {}).get(key, [])
 
-    def _with_key(self, parents: Sequence[int], key: str) -> list[int]:
+    def _with_key(self, parent: int, key: str) -> list[int]:
         """Children with a key; those that the model sampled are below a generation prompt."""
-        found: list[int] = []
-        for children in filter(None, map(self._children.get, parents)):
-            found += children.get(key, ())
-            for opened in (node for name in _OPEN_KEYS if name in children for node in children[name]):
+        children = self._children.get(parent, {})
+        found = list(children.get(key, ()))
+        for name in _OPEN_KEYS:
+            for opened in children.get(name, ()):
                 found += self._places(opened, key)
         return found
 
@@ -279,6 +280,8 @@ def encode_history(match: MatchedHistory, resumed: ResumedHistory | None, card: 
     first = new - bool(conversation.tools)
     messages = with_call_ids(conversation.messages, conversation.origins, match.sampled, [])
     for index, message in enumerate(messages[: len(messages) - conversation.is_continued]):
+        if index < first and card.media is None:
+            continue
         known = len(builder.tokens)
         try:
             shown = reading.read(message)  # also of what is recorded, whose images the model sees again
