@@ -46,13 +46,17 @@ def check_texts(
         ApiError: 400, a text is too long; the error names the field that it came from.
         UserError: tools or arguments of calls are no JSON values.
     """
-    once = once or Once()
-    characters = once.each("characters", messages, lambda i: sum(map(len, _texts(messages[i]))))
+
+    def checked(index: int) -> int:
+        # Formats join what a message says, so that many short texts of one message are as long as a single one.
+        text = "".join(_texts(messages[index]))
+        check_text(_field(origins[index]), text, card)
+        return len(text)
+
+    characters = (once or Once()).each("length", messages, checked)
     for total, origin in zip(itertools.accumulate(characters), origins, strict=True):
         if total > LONGEST_TOKEN * card.max_length:
             _check_characters(_field(origin), total, card)
-    # Formats join what a message says, so that many short texts of one message are as long as a single one.
-    once.each("fits", messages, lambda i: check_text(_field(origins[i]), "".join(_texts(messages[i])), card))
     if tools:
         check_text("tools", to_json(list(tools)), card, shortened=_TOOLS)
 

@@ -114,7 +114,9 @@ class AgentEndpoints:
 
     async def _prepare(self, session: GatewaySession, dialect: Dialect, arrival: Arrival) -> PreparedRequest:
         bodies = session.bodies
-        conversation, keys = await arrival.run(bodies.read, arrival.body, dialect, _reader(dialect, self._gateway.card))
+        conversation, keys = await arrival.run(
+            bodies.read, arrival.body, dialect, read_with_keys(dialect, self._gateway.card)
+        )
         number, match = session.history_for(conversation, keys)
         history = session.history(number)
         # Copying and encoding long histories takes a while, in which the event loop serves others; the match stays
@@ -195,7 +197,7 @@ def _noting_length(session: GatewaySession) -> Iterator[None]:
         raise
 
 
-def _reader(dialect: Dialect, card: ModelCard) -> Callable[[Any, Once], tuple[Conversation, tuple[str, ...]]]:
+def read_with_keys(dialect: Dialect, card: ModelCard) -> Callable[[Any, Once], tuple[Conversation, tuple[str, ...]]]:
     """What reads a body: what it says, and the keys of its messages."""
     assert dialect.read is not None
 

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import json
 import re
+import sys
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,6 @@ from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.encoding import check_surrogates, parse_json
 from k2jax.agents.api.once import Findings, Once
 from k2jax.files.bounded_json import (
-    BYTES_OF_A_VALUE,
     MOST_VALUES,
     count_marks,
     is_read_as_it_stands,
@@ -34,6 +34,8 @@ MOST_KEPT = 16 << 20
 """Memory of the bodies of a rollout that are kept, at most and roughly [bytes]."""
 _BODIES = 4
 """Bodies that are kept at most: an agent and its sub-agents have a history each."""
+_MOST_MESSAGES = 10_000
+"""New messages of a body that is kept: to go through them one by one takes ten times as long as to parse them all."""
 _MESSAGE_BYTES = 2048
 """Memory of what is found out about a message beside its texts, roughly [bytes]."""
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -53,21 +55,26 @@ class KnownBody:
         dialect: of its endpoint.
         data: as it arrived.
         before: the fields in front of its history.
-        messages: its history, JSON objects.
+        messages: its history.
         ends: where each of these ends in ``data``.
         marks: of ``data`` up to each end, see ``count_marks``.
-        size: memory that it takes while it is kept, roughly [bytes].
+        sizes: memory of its values up to each end [bytes].
         found: about its messages.
     """
 
     dialect: Dialect
     data: bytes
     before: dict[str, Any]
-    messages: list[dict[str, Any]]
+    messages: list[Any]
     ends: list[int]
     marks: list[int]
-    size: int
-    found: Findings = dataclasses.field(default_factory=dict)
+    sizes: list[int]
+    found: Findings
+
+    @property
+    def size(self) -> int:
+        """Memory that it takes while it is kept, with what is found out about it, roughly [bytes]."""
+        return len(self.data) + 2 * self.sizes[-1] + _MESSAGE_BYTES * len(self.messages)
 
 
 class RepeatedBodies:
@@ -89,14 +96,15 @@ class RepeatedBodies:
             ApiError: see ``parse_json``, or what ``read`` raises; then the body is not kept.
         """
         try:
-            known, common = self._most_alike(data, dialect)
-            body, after = _parsed(bytes(data), dialect, known, common)
+            known, count = self._most_alike(data, dialect)
+            body, after = _parsed(bytes(data), dialect, known, count)
         except (ValueError, StopIteration, RecursionError):
             return read(parse_json(data), Once())
         data.clear()
         once = Once(body.found)
         result = read({**body.before, dialect.history: body.messages, **after}, once)
-        self._keep(dataclasses.replace(body, found=once.found), known)
+        is_continued = known is not None and 2 * count >= len(known.messages)  # else by a sub-agent's, perhaps
+        self._keep(dataclasses.replace(body, found=once.found), known if is_continued else None)
         return result
 
     def forget(self) -> None:
@@ -110,9 +118,9 @@ class RepeatedBodies:
         count, known = max(alike, key=lambda pair: pair[0], default=(0, None))
         return known, count
 
-    def _keep(self, body: KnownBody, known: KnownBody | None) -> None:
-        """Keeps a body in the place of the one that it continues, if any."""
-        kept = [body, *(other for other in self._kept if other is not known)][:_BODIES]
+    def _keep(self, body: KnownBody, replaced: KnownBody | None) -> None:
+        """Keeps a body, in the place of another one, if any, and forgets the oldest where there is no room."""
+        kept = [body, *(other for other in self._kept if other is not replaced)][:_BODIES]
         sizes = itertools.accumulate(other.size for other in kept)
         self._kept = tuple(other for other, size in zip(kept, sizes, strict=True) if size <= MOST_KEPT)
 
@@ -159,24 +167,29 @@ class _Walk:
         self.expect("[")
         return fields
 
-    def messages(self, is_first: bool) -> tuple[list[dict[str, Any]], list[int]]:
-        """The other messages, with the first one or behind another one, and where in the text they end."""
+    def messages(self, is_first: bool) -> tuple[list[Any], list[int]]:
+        """The messages up to the end of the history, from the first one on or behind another, and where they end.
+
+        Where an earlier body ends a number, a later one may go on with its digits, and is unusual.
+        """
         messages, ends = [], []
         while is_first or (mark := self.mark()) == ",":
             messages.append(self.value())
             ends.append(self.at)
             is_first = False
-        if mark != "]" or not all(isinstance(message, dict) for message in messages):
-            raise _UnusualBodyError  # where numbers end, the next bytes decide
+            if len(messages) > _MOST_MESSAGES:
+                raise _UnusualBodyError
+        if mark != "]":
+            raise _UnusualBodyError
         return messages, ends
 
-    def fields_after(self, history: str) -> dict[str, Any]:
+    def fields_after(self) -> dict[str, Any]:
         """The fields behind the history, up to the end of the document."""
         fields = {}
         while (mark := self.mark()) == ",":
             name = self.name()
             fields[name] = self.value()
-        if mark != "}" or self.mark() or history in fields:
+        if mark != "}" or self.mark():
             raise _UnusualBodyError
         return fields
 
@@ -189,31 +202,44 @@ def _parsed(data: bytes, dialect: Dialect, known: KnownBody | None, count: int) 
     """
     start, marks = (known.ends[count - 1], known.marks[count - 1]) if known else (0, 0)
     rest = data[start:]
-    values = 1 + marks + count_marks(rest)
-    size = len(data) * (3 if data.isascii() else 9) + values * BYTES_OF_A_VALUE
-    if values > MOST_VALUES or size > MOST_KEPT or not is_read_as_it_stands(data, len(data)):
+    has_room = len(data) <= MOST_KEPT // 4 and 1 + marks + count_marks(rest) <= MOST_VALUES
+    if not has_room or not is_read_as_it_stands(data, len(data)):
         raise _UnusualBodyError
     walk = _Walk(rest.decode())
     before = known.before if known else walk.fields_before(dialect.history)
     new, ends = walk.messages(is_first=known is None)
-    after = walk.fields_after(dialect.history)
+    after = walk.fields_after()
     if b"\\u" in rest:
         check_surrogates([new, after] if known else [before, new, after])
     if not rest.isascii():
         lengths = [len(walk.text[begin:end].encode()) for begin, end in itertools.pairwise([0, *ends])]
         ends = list(itertools.accumulate(lengths))
-    old = known or KnownBody(dialect=dialect, data=b"", before={}, messages=[], ends=[], marks=[], size=0)
+    memory = known.sizes[count - 1] if known else _memory(before)
+    old = known or KnownBody(dialect=dialect, data=b"", before={}, messages=[], ends=[], marks=[], sizes=[], found={})
     body = KnownBody(
         dialect=dialect,
         data=data,
         before=before,
         messages=[*old.messages[:count], *new],
         ends=[*old.ends[:count], *(start + end for end in ends)],
+        sizes=[*old.sizes[:count], *itertools.islice(itertools.accumulate(map(_memory, new), initial=memory), 1, None)],
         marks=[*old.marks[:count], *(marks + before for before in marks_before(rest, ends))],
-        size=size + _MESSAGE_BYTES * (count + len(new)),
         found=old.found,
     )
     return body, after
+
+
+def _memory(value: Any) -> int:
+    """Memory of a JSON value [bytes]."""
+    size, values = 0, [value]
+    while values:
+        item = values.pop()
+        size += sys.getsizeof(item)
+        if isinstance(item, dict):
+            values += [*item, *item.values()]
+        elif isinstance(item, list):
+            values += item
+    return size
 
 
 def _common(one: bytes, other: bytes | bytearray) -> int:

@@ -141,7 +141,7 @@ class RecordedHistory:
         """Finds the longest part of a conversation that is recorded; of equal records the latest."""
         places, matched = [ROOT], 0
         for key in keys:
-            if not (found := [child for place in places for child in self._with_key(place, key)]):
+            if not (found := self._with_key(places, key)):
                 break
             places, matched = found, matched + 1
         node = max(places)
@@ -200,13 +200,15 @@ class RecordedHistory:
     def _places(self, parent: int, key: str) -> list[int]:
         return self._children.get(parent, {}).get(key, [])
 
-    def _with_key(self, parent: int, key: str) -> list[int]:
+    def _with_key(self, parents: list[int], key: str) -> list[int]:
         """Children with a key; those that the model sampled are below a generation prompt."""
-        children = self._children.get(parent, {})
-        found = list(children.get(key, ()))
-        for name in _OPEN_KEYS:
-            for opened in children.get(name, ()):
-                found += self._places(opened, key)
+        found: list[int] = []
+        for parent in parents:
+            children = self._children.get(parent, _NONE)
+            found += children.get(key, ())
+            for name in _OPEN_KEYS:
+                if name in children:
+                    found += (child for opened in children[name] for child in self._places(opened, key))
         return found
 
     def _drift(self, conversation: Conversation, node: int, matched: int) -> str:
@@ -331,4 +333,5 @@ def _open_key(conversation: Conversation) -> str:
     return _OPEN_KEYS[conversation.options.thinking]
 
 
+_NONE: Mapping[str, list[int]] = {}
 _OPEN_KEYS = ("open", "open thinking")  # of generation prompts, without reasoning and with it
