@@ -2,13 +2,16 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from k2jax.text import ChatBuilder, byte_tokenizer, configured_chat
+from tests.text import kimi
 from tests.text.test_chat import CHATML, KIMI
 
 COMPACT = configured_chat(byte_tokenizer(), "compact")
 TEXTS = ("Go", "On", "Yes.")
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
 def told(chat, turns, ends):
@@ -17,7 +20,8 @@ def told(chat, turns, ends):
     for turn in range(turns):
         builder.add({"role": "user", "content": TEXTS[turn % 3]})
         builder.open_assistant()
-        builder.append_sampled([65, 66, *([chat.end] if ends[turn] else [])])
+        call = [kimi.tokenizer().special_id("<|tool_call_begin|>")] if chat is KIMI else []
+        builder.append_sampled([65, 66, *call, *([chat.end] if ends[turn] else [])])
         roles += ["user", "assistant"]
     return builder, roles
 
@@ -33,9 +37,13 @@ def test_a_resumed_conversation_goes_on_as_the_whole_one(chat, turns, ends, answ
         whole.add({"role": "user", "content": "Once more"})
         roles = [*roles, "user"]
     is_open = bool(turns) and answered
+    known = np.array(whole.tokens, np.int32)
     resumed = ChatBuilder.resume(chat, list(whole.tokens), roles, is_open)
-    for builder in (whole, resumed):
+    apart = ChatBuilder.resume(chat, known, roles, is_open, leaves_out=True)
+    for builder in (whole, resumed, apart):
         if is_open or not turns:
             builder.add({"role": "user", "content": "And now?"})
+            builder.add({"role": "assistant", "content": "", "tool_calls": CALLS if chat is KIMI else []})
         builder.open_assistant()
-    assert resumed.tokens == whole.tokens
+    assert resumed.tokens == whole.tokens == [*known.tolist(), *apart.tokens]
+    assert chat.count_calls(np.array(whole.tokens, np.int32)) == chat.count_calls(whole.tokens)

@@ -6,6 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 import jinja2
+import numpy as np
 import pytest
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
@@ -133,6 +134,12 @@ def check_resumed(chat, messages, tools, cut):
     for message in messages[cut:]:
         resumed.add(message)
     assert (resumed.tokens, resumed.by_assistant) == (whole.tokens, whole.by_assistant)
+    ids = np.array(known.tokens, np.int32)
+    apart = ChatBuilder.resume(chat, ids, roles, False, tools=tools, leaves_out=True)
+    for message in messages[cut:]:
+        apart.add(message)
+    assert (apart.tokens, apart.by_assistant) == (whole.tokens[len(ids) :], whole.by_assistant[len(ids) :])
+    assert chat.count_calls(np.array(whole.tokens, np.int32)) == chat.count_calls(whole.tokens)
 
 
 @given(st.sampled_from([QWEN, HERMES]), ANSWERING | CALLING)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from k2jax.agents.gateway import Gateway
+from k2jax.agents.gateway import Gateway, bodies
 from k2jax.client import ScriptedClient
 from k2jax.trajectory import verify
 from k2jax.trajectory.encoding import encode
@@ -171,6 +171,30 @@ def test_whatever_a_client_does_each_sampled_token_is_recorded_once(tmp_path_fac
         again = Gateway(bench.client, CARD, folder).session(access.rollout)
         assert [encode(t) for t in again.trajectories()] == [encode(t) for t in session.trajectories()]
         assert again.main.keys == session.main.keys
+
+    check()
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dialect", list(DIALECTS))
+def test_what_is_known_of_earlier_bodies_changes_nothing(dialect, examples):
+    """Whatever a client edits: the same tokens, keys and drifts are recorded where every body is read alone."""
+
+    @settings(max_examples=examples)
+    @given(operations=st.lists(st.sampled_from(OPERATIONS), min_size=3, max_size=6), seed=st.integers(0, 2**20))
+    def check(operations, seed):
+        records = []
+        for most in (bodies.MOST_KEPT, 0):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(bodies, "MOST_KEPT", most)
+                bench = Bench(scripted_reply)
+                access = bench.gateway.open(spec(key=(0, 0, seed)))
+                said = converse(bench, access, dialect, ["go on", *operations], random.Random(seed))
+            session = bench.gateway.session(access.rollout)
+            assert bool(session.bodies._kept) == bool(most)
+            nodes = [(node.parent, node.tokens.tolist(), node.message) for node in session.main.trajectory.nodes]
+            records.append((said, session.counts(), session.main.keys, nodes))
+        assert records[0] == records[1]
 
     check()
 
