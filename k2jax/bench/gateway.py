@@ -1,17 +1,22 @@
 """The gateway: processor time that a request of an agent takes, beside that of an engine that answers it.
 
-64 rollouts at a time ask in turns over HTTP, each time with their whole history, as agents do; the gateway is a process
-of its own, logs every request, and the model behind it answers at once from a script. Beside it stands the engine alone
-with prompts of the same lengths that begin alike, so that its cached prefixes count, on a randomly initialised micro
-model: a model worth training takes longer. Times are of all threads of a process, so that what else runs on the machine
-does not count.
+First a rollout asks alone after 132,000 tokens, give or take a tenth: a request in all and by stage, beside the second
+request of a rollout, which has as much to say and little history. Stages are by the clocks of their threads.
+
+Then 64 rollouts at a time ask in turns over HTTP, each time with their whole history, as agents do; the gateway is a
+process of its own, logs every request, and the model behind it answers at once from a script. Beside it stands the
+engine alone with prompts of the same lengths that begin alike, so that its cached prefixes count, on a randomly
+initialised micro model: a model worth training takes longer. Times are of all threads of a process, so that what else
+runs on the machine does not count.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import inspect
 import json
 import statistics
 import subprocess
@@ -24,7 +29,7 @@ import httpx
 import jax
 import numpy as np
 
-from k2jax.bench.gateway_process import ANSWER, OPERATOR
+from k2jax.bench.gateway_process import ANSWER, OPERATOR, STAGES
 from k2jax.bench.timing import Row, time_row
 from k2jax.client import Sampling
 from k2jax.config import defaults, replace_keys, resolve
@@ -40,11 +45,17 @@ SCORED = 8
 SYSTEM, TASK = "You are an agent that mends programs. " * 100, "Mend the bug in main.py. " * 10
 OUTPUT = "a line of the output of a command\n" * 60
 SECONDS = 600.0  # that a request may take
+LONG_TURNS = 90
+"""Turns of the long history: of each an answer, and a file's lines as a command prints them."""
+LINES = 170
+"""Lines of such an output: some 1,300 tokens. The first one is another in each turn."""
 
 
 def measure(rounds: int = 10) -> list[Row]:
     """Rows for whole and streamed answers: milliseconds of processor time per request."""
     tokenizer = tokenizer_of("smollm2")
+    with gateway_process() as url:
+        rows = asyncio.run(_rows_of_long_history(url, 2 * rounds))
     times: dict[bool, list[float]] = {False: [], True: []}
     with gateway_process() as url:
         for _ in range(1 + rounds):
@@ -54,7 +65,7 @@ def measure(rounds: int = 10) -> list[Row]:
     answer = len(tokenizer.encode(ANSWER)) + 1
     engine = _engine_seconds(lengths, answer, tokenizer.vocab_size)
     name = f"{ROLLOUTS} rollouts, prompts of {lengths[0]} to {lengths[-1]}, answers of {answer} tokens"
-    return [
+    return rows + [
         time_row(f"{name}, {kind}", statistics.median(times[stream][1:]), engine, "engine, micro model")
         for stream, kind in ((False, "whole"), (True, "streamed"))
     ]
@@ -90,9 +101,9 @@ async def ask_in_turns(url: str, stream: bool, rollouts: int = ROLLOUTS) -> tupl
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=SECONDS) as http:
         body = {"task": "t", "declares_tools": False}
         opened = [(await _post(http, "/rollouts", OPERATOR, body)).json() for _ in range(rollouts)]
-        began = (await http.get("/processor_time")).json()
+        began = (await _spent(http))["total"]
         lengths = await asyncio.gather(*(_converse(http, access, stream) for access in opened))
-        return ((await http.get("/processor_time")).json() - began) / (rollouts * TURNS), lengths[0]
+        return ((await _spent(http))["total"] - began) / (rollouts * TURNS), lengths[0]
 
 
 async def _converse(http: httpx.AsyncClient, access: dict[str, str], stream: bool) -> list[int]:
@@ -111,6 +122,61 @@ async def _converse(http: httpx.AsyncClient, access: dict[str, str], stream: boo
             {"role": "user", "content": f"turn {turn}\n{OUTPUT}"},
         ]
     return lengths
+
+
+async def ask_at_length(url: str, before: int, measured: int) -> tuple[list[dict[str, float]], list[int]]:
+    """Lets a rollout ask alone, with a history that grows from turn to turn.
+
+    Args:
+        url: of the gateway.
+        before: turns before the first that is measured.
+        measured: turns that are.
+
+    Returns:
+        Of each measured request processor seconds of the gateway, ``total`` and by stage, and the tokens of its prompt.
+    """
+    lines = inspect.getsource(argparse).splitlines(keepends=True)
+    spent, lengths = [], []
+    async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as http:
+        access = (await _post(http, "/rollouts", OPERATOR, {"task": "t", "declares_tools": False})).json()
+        asking = [_difference(await _spent(http), await _spent(http))["total"] for _ in range(20)]
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
+        for turn in range(before + measured):
+            begun = await _spent(http)
+            response = await _post(
+                http, f"{access['path']}/v1/chat/completions", access["key"], {"model": "k2", "messages": messages}
+            )
+            taken = _difference(begun, await _spent(http))
+            answer, usage = _whole(response.json())
+            spent.append(taken | {"total": taken["total"] - statistics.median(asking)})
+            lengths.append(usage["prompt_tokens"])
+            printed = "".join(lines[(37 * turn + line) % len(lines)] for line in range(LINES))
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"{turn}\n{printed}"}]
+    return spent[before:], lengths[before:]
+
+
+async def _rows_of_long_history(url: str, measured: int) -> list[Row]:
+    """Rows of requests of which the median one follows LONG_TURNS turns, beside rollouts that have just begun."""
+    long, lengths = await ask_at_length(url, LONG_TURNS - measured // 2, measured)
+    short = [(await ask_at_length(url, 1, 1))[0][0] for _ in range(measured)]
+    for seconds in (*long, *short):
+        seconds["the rest"] = seconds["total"] - sum(seconds.get(stage, 0.0) for stage in STAGES)
+
+    def row(label: str, stage: str, among: Callable[[list[float]], float]) -> Row:
+        ours, baseline = (among([seconds.get(stage, 0.0) for seconds in requests]) for requests in (long, short))
+        name = f"a request after {lengths[0]:,} to {lengths[-1]:,} tokens, {label}"
+        return time_row(name, ours, baseline, "the second of a rollout")
+
+    rows = [row(f"least of {measured}", "total", min), row("total", "total", statistics.median)]
+    return rows + [row(stage, stage, statistics.median) for stage in (*STAGES, "the rest")]
+
+
+async def _spent(http: httpx.AsyncClient) -> dict[str, float]:
+    return (await http.get("/processor_time")).json()
+
+
+def _difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
 
 
 async def _post(http: httpx.AsyncClient, path: str, key: str, body: dict[str, Any]) -> httpx.Response:

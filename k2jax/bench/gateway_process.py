@@ -1,13 +1,15 @@
 """``python -m k2jax.bench.gateway_process FOLDER``: a gateway in a process of its own, whose model answers at once.
 
 Its first line ends with its address. The operator's key is OPERATOR; ``GET /processor_time`` is the time of all threads
-of the process so far [s].
+of the process so far as ``total``, and what of it each of STAGES took in its thread [s].
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
+import functools
 import sys
 import time
 from typing import Any
@@ -16,9 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from k2jax import runtime
 from k2jax.agents.api import ModelCard
-from k2jax.agents.gateway import Gateway
+from k2jax.agents.gateway import Gateway, app, session
 from k2jax.agents.gateway.app import make_gateway_app
+from k2jax.agents.gateway.bodies import RepeatedBodies
+from k2jax.agents.gateway.history import RecordedHistory
+from k2jax.agents.gateway.session import GatewaySession
 from k2jax.agents.web.http import json_response
 from k2jax.agents.web.server import open_socket, run_server
 from k2jax.client import Client, Completion, OnToken, Sampling, new_completion, refuse_media
@@ -29,6 +35,14 @@ from k2jax.text import chat_format
 OPERATOR = "operator"
 ANSWER = "I look at the file. ```bash\ncat src/main.py\n```"
 GRACE_SECONDS = 1.0
+STAGES = {
+    "body parsed and read": (RepeatedBodies, "read"),
+    "history matched": (GatewaySession, "history_for"),
+    "recorded ids gathered": (RecordedHistory, "resumed"),
+    "new messages encoded": (app, "encode_history"),
+    "record written down": (session, "encoded"),
+}
+"""Parts of a request by the functions that do them, none of which calls another; HTTP and the answer are the rest."""
 
 
 class InstantClient(Client):
@@ -58,18 +72,36 @@ class InstantClient(Client):
 
 def main(folder: str) -> None:
     """Serves until a signal ends the process."""
+    runtime.prepare()  # as the command does
+    seconds = Counter[str]()
+    for stage, (owner, name) in STAGES.items():
+        setattr(owner, name, _timed(getattr(owner, name), stage, seconds))
     tokenizer = tokenizer_of("smollm2")
     chat = chat_format(tokenizer)
     card = ModelCard("k2", tokenizer, tokenizer.vocab_size, 1 << 18, chat=chat)
     gateway = Gateway(InstantClient([*tokenizer.encode(ANSWER), chat.end]), card, folder)
-    app = make_gateway_app(gateway, ApiKeys([OPERATOR]))
-    app.routes.append(Route("/processor_time", _processor_time))
-    run_server(app, gateway, open_socket("127.0.0.1", 0), GRACE_SECONDS)
+    served = make_gateway_app(gateway, ApiKeys([OPERATOR]))
+
+    async def processor_time(request: Request) -> Response:
+        return json_response({"total": time.process_time(), **seconds})
+
+    served.routes.append(Route("/processor_time", processor_time))
+    run_server(served, gateway, open_socket("127.0.0.1", 0), GRACE_SECONDS)
     gateway.release_folder()
 
 
-async def _processor_time(request: Request) -> Response:
-    return json_response(time.process_time())
+def _timed(function: Any, stage: str, seconds: Counter[str]) -> Any:
+    """A function whose calls are added to the time of a stage."""
+
+    @functools.wraps(function)
+    def timed(*arguments: Any, **options: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return function(*arguments, **options)
+        finally:
+            seconds[stage] += time.thread_time() - began
+
+    return timed
 
 
 if __name__ == "__main__":
