@@ -7,7 +7,7 @@ imports neither jax nor a web framework.
 In reading order: ``dialect``, ``requests`` with ``fields``, ``lengths``, ``model_card`` and ``media_parts``,
 ``detokenize``, ``response_builder``; then the dialects ``completions``, ``chat_completions``, ``responses`` with
 ``responses_response``, ``anthropic`` with ``anthropic_response``, and what those share: ``conversation``,
-``history_reading``, ``content_blocks``, ``encoding``, ``api_error``.
+``history_reading``, ``once``, ``content_blocks``, ``encoding``, ``api_error``.
 """
 
 from k2jax.agents.api import anthropic, completions, responses

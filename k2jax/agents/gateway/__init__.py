@@ -5,10 +5,10 @@ Behind them stands a client of the model. What the model sampled keeps its ids, 
 token tree of the rollout's trajectory; what the agent makes of its history decides where the tree branches.
 
 In reading order: ``gateway`` and ``spec`` (rollouts and their keys), ``session`` (one rollout), ``exchange`` (one
-request), ``history`` with ``canonical`` (which recorded node a message is), ``log`` (survives a restart), ``app`` and
-``socket`` (HTTP), ``listener`` (one address for all rollouts of a process) and ``routes`` (which an agent takes);
-``black_box`` with ``episode_client`` (the scaffold), ``agents`` and ``agent_entries``,
-``agent_start`` and ``agent_programs`` (on images).
+request), ``bodies`` (what a body repeats of an earlier one), ``history`` with ``canonical`` (which recorded node a
+message is), ``log`` (survives a restart), ``app`` and ``socket`` (HTTP), ``listener`` (one address for all rollouts of
+a process) and ``routes`` (which an agent takes); ``black_box`` with ``episode_client`` (the scaffold), ``agents`` and
+``agent_entries``, ``agent_start`` and ``agent_programs`` (on images).
 """
 
 from k2jax.agents.gateway.gateway import Gateway, RolloutAccess

@@ -36,6 +36,8 @@ _BODIES = 4
 """Bodies that are kept at most: an agent and its sub-agents have a history each."""
 _MOST_MESSAGES = 10_000
 """New messages of a body that is kept: to go through them one by one takes ten times as long as to parse them all."""
+_MOST_LEVELS = 200
+"""Levels of values in values: far fewer than the interpreter's stack has room for."""
 _MESSAGE_BYTES = 2048
 """Memory of what is found out about a message beside its texts, roughly [bytes]."""
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -209,8 +211,11 @@ def _parsed(data: bytes, dialect: Dialect, known: KnownBody | None, count: int) 
     before = known.before if known else walk.fields_before(dialect.history)
     new, ends = walk.messages(is_first=known is None)
     after = walk.fields_after()
+    values = [new, after] if known else [before, new, after]
+    if rest.count(b"[") + rest.count(b"{") >= _MOST_LEVELS:
+        _check_levels(values)
     if b"\\u" in rest:
-        check_surrogates([new, after] if known else [before, new, after])
+        check_surrogates(values)
     if not rest.isascii():
         lengths = [len(walk.text[begin:end].encode()) for begin, end in itertools.pairwise([0, *ends])]
         ends = list(itertools.accumulate(lengths))
@@ -227,6 +232,16 @@ def _parsed(data: bytes, dialect: Dialect, known: KnownBody | None, count: int) 
         found=old.found,
     )
     return body, after
+
+
+def _check_levels(values: list[Any]) -> None:
+    """Raises where values are nested deep, of which the parser of the whole body may take some levels less."""
+    for _ in range(_MOST_LEVELS):
+        parents = [value for value in values if isinstance(value, dict | list)]
+        values = [item for value in parents for item in (value.values() if isinstance(value, dict) else value)]
+        if not values:
+            return
+    raise _UnusualBodyError
 
 
 def _memory(value: Any) -> int:

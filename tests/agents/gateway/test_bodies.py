@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import random
+import sys
 import tracemalloc
 
 from hypothesis import given, settings
@@ -47,8 +48,12 @@ def outcome(read):
 
 def both(kept, data):
     """What is read of a body with others kept, and alone."""
-    read = lambda value, once: value  # noqa: E731
-    return outcome(lambda: kept.read(bytearray(data), CHAT, read)), outcome(lambda: parse_json(bytearray(data)))
+
+    def alone():  # as deep in the stack as within ``read``
+        return parse_json(bytearray(data))
+
+    mine = outcome(lambda: kept.read(bytearray(data), CHAT, lambda value, once: value))
+    return mine, outcome(lambda: alone())
 
 
 def written(messages, draw):
@@ -92,6 +97,31 @@ def test_what_is_refused_alone_is_refused_behind_a_history(attack):
             kept._kept = first._kept
             mine, alone = both(kept, data)
             assert mine == alone, data
+
+
+@pytest.mark.parametrize("where", ["before", "new", "after"])
+def test_depth_is_bounded_as_it_is_alone(where):
+    """To the level, in front of the history, in a message behind known ones, and behind the history."""
+
+    def depth(kept):
+        first = kept._kept
+        for levels in range(sys.getrecursionlimit(), 0, -1):
+            deep = "[" * levels + "]" * levels
+            fields = {"before": "", "new": "", "after": ""} | {where: deep}
+            before = f'"a": {fields["before"] or 1}, '
+            data = (
+                f'{{{before}"messages": [{{}}, {{"b": {fields["new"] or 1}}}], "c": {fields["after"] or 1}}}'.encode()
+            )
+            mine, alone = both(kept, data)
+            assert mine == alone, levels
+            if not isinstance(mine, tuple):
+                return levels
+            kept._kept = first
+        return 0
+
+    kept = RepeatedBodies()
+    assert both(kept, b'{"a": 1, "messages": [{}], "c": 1}')[0][0] == "{"
+    assert depth(kept) > bodies._MOST_LEVELS
 
 
 @pytest.mark.parametrize(
