@@ -3,8 +3,9 @@ r"""Kimi K2.5: joint pretraining on text and images, and joint mid-training on r
 Reproduces: the last two stages of Kimi K2.5's pretraining (section 4.3, table 3) as one run, in which the optimizer's
 state carries over: 15T tokens at 4,096 as in k2_5_joint.py, 500B at 32,768 and 200B at 262,144, extended by YaRN with
 the published factor of 64. Mesh, rates and batches are choices of this file, not the report's.
-Expected: not run, nothing was trained with it. The first phase is the step of k2_5_joint.py (docs/aot.md). Of the last
-one the attention kernels compile (docs/kernels.md), the whole step does not (docs/limits.md).
+Expected: not run, nothing was trained with it. The first phase is the step of k2_5_joint.py (docs/aot.md). The phase of
+32,768 tokens was traced with its two rows of the tower for each row of tokens, and not compiled. Of the last one the
+attention kernels compile (docs/kernels.md), the whole step does not (docs/limits.md).
 
     python -m k2jax.aot --config=experiments/pretrain/k2_5.py --topology=v5p:8x8x16
     python -m k2jax.aot --config=experiments/pretrain/k2_5.py --topology=v5p:8x8x16 --phase=long

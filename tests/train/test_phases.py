@@ -164,3 +164,33 @@ def test_the_loss_does_not_jump_at_a_seam(tmp_path, capsys):
         for name in jumps[KEPT]:
             print(f"\n{name}: " + ", ".join(f"{state} {jumps[state][name]:+.4f}" for state in (KEPT, LOST)), end="")
     assert max(jumps[KEPT].values()) < 0.02
+
+
+def with_images(folder):
+    """Pictures, one to a row, and then rows that are twice as long and have two rows of the tower for them."""
+    config = tiny_config(folder)
+    config.model.vision.update({"layers": 1, "width": 16, "heads": 2, "ffn": 24, "grid": 4})
+    config.data.sources.pictures = source(kind="synthetic_images", max_documents=30, side=64, pictures=("count",))
+    config.data.tokenizer.media = True
+    config.data.chat_format = "plain"
+    config.data.images.patches = 36
+    config.data.sequence_length = 96
+    config.train.steps = 8
+    config.checkpoint.every = 1000
+    config.eval.update({"every": 1000, "sample_tokens": 0})
+    config.phases.short = phase(rate="constant", overrides=("data.images.share=(0.5,)",))
+    longer = ("data.sequence_length=192", "data.images.rows=2", "data.images.share=(0.5,)")
+    config.phases.long = phase(begin=4, rate="linear", rate_to=1e-4, overrides=longer)
+    return resolve(config)
+
+
+def test_a_phase_with_two_rows_of_the_tower_for_each_row_of_tokens_goes_on_behind_one_with_one(folder, capsys):
+    assert train(with_images(str(folder)), folder / "whole") == 0
+    corpora = {each.name for each in (folder / "cache" / "shards").iterdir() if each.name.startswith("synthetic")}
+    assert len(corpora) == 2, "measured for the rows of either phase"
+    with stopping(4):
+        assert train(with_images(str(folder)), folder / "stopped") == 143
+    assert train(with_images(str(folder)), folder / "stopped") == 0
+    assert losses(folder / "stopped") == losses(folder / "whole")
+    shown = [record["vision_max_logit"] for record in read_metrics(folder / "whole")]
+    assert len(shown) == 8 and all(shown)

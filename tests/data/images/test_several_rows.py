@@ -6,9 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from k2jax.cli import parse
 from k2jax.config import defaults, resolve, source
 from k2jax.config.presets import vision_preset
 from k2jax.data import prepare_data
+from k2jax.data.__main__ import define, main
 from k2jax.data.images.placement import PatchRows
 from k2jax.data.phases.phase_data import DataPhase, prepare_phases
 from k2jax.data.training_data import ImageShape
@@ -102,3 +104,30 @@ def test_reinforcement_learning_has_one_row_of_the_tower_for_each_row_of_tokens(
     config.data.images.rows = 2.0
     with refused("are for stages pretrain and sft"):
         resolve(config)
+
+
+def test_a_build_measures_a_source_for_every_phase_that_needs_it(tmp_path, clips, capsys):
+    path = clips["clips"].path
+    (tmp_path / "config.py").write_text(
+        f"""
+from k2jax.config import defaults, phase, source
+
+def get_config():
+    config = defaults("pretrain", model="micro")
+    config.model.vision.layers = 1
+    config.data.sources = {{"clips": source(kind="image_chat", path={path!r})}}
+    config.data.tokenizer.update({{"kind": "bytes", "media": True}})
+    config.data.update({{"chat_format": "plain", "sequence_length": 384, "cache_dir": {str(tmp_path / "cache")!r}}})
+    config.data.images.patches = 128
+    config.train.steps = 6
+    config.phases.first = phase(rate="constant")
+    config.phases.same = phase(begin=2, rate="constant")
+    config.phases.long = phase(begin=4, rate="constant", overrides=("data.images.rows=2",))
+    return config
+"""
+    )
+    words = ["data", "build", f"--config={tmp_path}/config.py"]
+    values, positional = parse(words, define, "", ("COMMAND", "NAME"), 1)
+    assert main(values, *positional) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.endswith("tokens")]
+    assert len(told) == 2 and told[0].startswith("clips: ") and told[1].startswith("clips in phase long: ")
