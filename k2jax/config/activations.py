@@ -150,19 +150,18 @@ def check_activations(config: Config) -> None:
 
     Raises:
         UserError: a name that this architecture does not have, that FP8 does not support, or that is both kept and
-            recomputed; any name with policy ``none``.
+            recomputed; any name with policy ``none``, unless a pipeline keeps it; names to keep across ticks without
+            such a pipeline.
     """
     train, model = config.train, config.model
     groups = ("dense",) * (model.dense_layers > 0) + ("moe",) * (model.dense_layers < model.layers)
     names = [a.name for a in ACTIVATIONS if any(a in present(model, group) for group in groups)]
+    _check_across(config, groups[-1])
     for key in LISTS:
         for name in getattr(train, key):
-            if train.remat == "none":
+            if train.remat == "none" and not (key == "store_fp8" and name in train.keep_across):
                 raise UserError(f"config.train.{key} has an effect with config.train.remat selective or full, not none")
-            if name not in names:
-                close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-                raise UserError(f"config.train.{key}: layers of this model have no activation {name!r}; {hint}")
+            _check_name(key, name, names)
             if key == "store_fp8" and not BY_NAME[name].fp8:
                 takes = ", ".join(n for n in names if BY_NAME[n].fp8)
                 raise UserError(f"config.train.store_fp8 cannot hold {name!r}; it takes {takes}")
@@ -171,3 +170,27 @@ def check_activations(config: Config) -> None:
         name = clash[0] if clash else "layer_input"
         reason = "keep, store_fp8 or offload keeps it" if clash else "a layer is recomputed from it"
         raise UserError(f"config.train.recompute cannot name {name!r}: {reason}")
+
+
+def _check_across(config: Config, group: str) -> None:
+    train, parallel = config.train, config.parallel
+    if train.keep_across and (parallel.stage == 1 or parallel.executor != "1f1b"):
+        raise UserError(
+            "config.train.keep_across is of a pipeline: set config.parallel.stage and parallel.executor=1f1b, or use "
+            "config.train.keep"
+        )
+    names = [a.name for a in present(config.model, group) if a.name != "layer_input"]
+    for name in train.keep_across:
+        if name == "layer_input":
+            raise UserError("config.train.keep_across: a pipeline keeps 'layer_input' anyway; leave it out")
+        _check_name("keep_across", name, names)
+        for key in ("recompute", "offload"):
+            if name in getattr(train, key):
+                raise UserError(f"config.train.{key} cannot name {name!r}: keep_across keeps it on the device")
+
+
+def _check_name(key: str, name: str, names: list[str]) -> None:
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        raise UserError(f"config.train.{key}: layers of this model have no activation {name!r}; {hint}")

@@ -20,7 +20,7 @@ from k2jax.errors import UserError, nearest
 
 OVERRIDDEN = (
     r"data\.(sequence_length|images\.(patches|rows|image_patches|share))|model\.yarn\..*|parallel\..*"
-    r"|train\.(batch_size|micro_batches|gradient_dtype|remat|keep|recompute|store_fp8|offload)"
+    r"|train\.(batch_size|micro_batches|gradient_dtype|remat|keep|recompute|store_fp8|offload|keep_across)"
 )
 """Keys that a phase may change: the state stays one of the same model, and the data those of the run."""
 

@@ -29,6 +29,7 @@ class Remat:
         recompute: names recomputed though the policy keeps them.
         store_fp8: names kept in FP8: the forward pass is the same, gradients see the rounded copy.
         offload: names kept in the host's memory.
+        across: names kept from a pipeline chunk's forward pass to its backward pass, which the others are of.
     """
 
     policy: RematPolicy = "none"
@@ -36,24 +37,30 @@ class Remat:
     recompute: tuple[str, ...] = ()
     store_fp8: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    across: tuple[str, ...] = ()
 
     @classmethod
-    def from_config(cls, train: TrainConfig) -> Remat:
-        """Reads it from ``config.train``."""
-        return cls(train.remat, train.keep, train.recompute, train.store_fp8, train.offload)
+    def from_config(cls, train: TrainConfig, *, chunk: bool = False) -> Remat:
+        """Reads it from ``config.train``; with ``chunk`` for layers of a pipeline's chunk."""
+        across = train.keep_across if chunk else ()
+        return cls(train.remat, train.keep, train.recompute, train.store_fp8, train.offload, across)
 
     def checkpoint(self, layer: Callable) -> Callable:
         """Wraps a layer so that it keeps these activations until its backward pass and recomputes the others there."""
         names = kept_names(TrainConfig(remat=self.policy, **{key: getattr(self, key) for key in LISTS}))
-        if names is None:
+        if names is not None:
+            policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=sorted(names - set(self.offload)),
+                names_which_can_be_offloaded=sorted(self.offload),
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+            layer = jax.checkpoint(layer, policy=policy)
+        if not self.across:
             return layer
-        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=sorted(names - set(self.offload)),
-            names_which_can_be_offloaded=sorted(self.offload),
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
-        return jax.checkpoint(layer, policy=policy)
+        # Nothing to guard against: the forward pass that it repeats ran at another tick.
+        policy = jax.checkpoint_policies.save_only_these_names(*self.across)
+        return jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
 
 NO_REMAT = Remat()

@@ -1,7 +1,8 @@
 """Pipeline executor for schedule tables: one scan over ticks in which each stage runs a forward and a backward.
 
-A forward keeps nothing but its chunk's input; the backward runs the chunk again from it (``jax.vjp``). Inputs lie in
-slots that the schedule assigns, so live activations are bounded by the number of stages, not of micro-batches.
+A forward keeps its chunk's input and what ``train.keep_across`` names; the backward runs the chunk again from them
+(``jax.vjp``). They lie in slots that the schedule assigns, so live activations are bounded by the number of stages, not
+of micro-batches.
 
 The table is cut into phases (forwards only, both, backwards only) with a scan each; within one, idle cells compute on
 padding and on cotangents of zero. No stage ever branches by its own rank: a collective inside such a branch would hang.
@@ -11,6 +12,7 @@ next tick needs it, so that it can travel while the other direction computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 
 from k2jax.batch import PackedBatch
 from k2jax.parallel.accumulate import FEATURES, add_gradients
+from k2jax.parallel.kept import kept_leaves, take_leaves, with_leaves
 from k2jax.parallel.objective import LossShares, combine_shares
 from k2jax.parallel.schedule import Phase, Schedule
 from k2jax.parallel.stage import ChunkStats, Stage, micro_batch, shown_features
@@ -67,6 +70,7 @@ class _Buffers(NamedTuple):
     """What lies on a stage between two ticks."""
 
     inputs: Array  # [slots + 1, B, S, D]; the last takes what belongs nowhere
+    kept: list[Array]  # residuals of the inputs' chunks, [slots + 1, ...]
     cotangents: Array
     arrived: Array  # from the stage before
     top: Array  # the last forward's result
@@ -97,7 +101,11 @@ def run(pipeline: Pipeline, layers: Any, outside: Any, batch: PackedBatch) -> Pi
                 lambda carry, row, tick=tick: (tick(*carry, row), None), (buffers, sums), rows
             )
         else:  # the gradients stay out of a loop that has none
-            buffers, _ = lax.scan(lambda carry, row: (machine.forward(carry, row), None), buffers, rows)
+            counted = sums._replace(layers=None, outside=None)
+            (buffers, counted), _ = lax.scan(
+                lambda carry, row: (machine.forward(*carry, row), None), (buffers, counted), rows
+            )
+            sums = counted._replace(layers=sums.layers, outside=sums.outside)
     return sums
 
 
@@ -111,21 +119,31 @@ class _Machine:
         self._weights = {name: part for name, part in outside.items() if name != FEATURES}
         self.rank = lax.axis_index(STAGE)
         self.last = (self.schedule.chunks - 1) % self.schedule.stages  # the stage of the last chunk
+        self.kept: tuple[int, ...] = ()  # leaves of a chunk's backward pass that lie in slots
 
     def start(self) -> tuple[_Buffers, PipelineSums]:
         """Empty buffers and sums."""
 
-        def once() -> tuple[Array, Array, ChunkStats, LossShares]:
-            micro = micro_batch(self.batch, jnp.int32(-1))
+        def once() -> tuple[Array, Array, ChunkStats, LossShares, list[Array]]:
+            micro, weights = micro_batch(self.batch, jnp.int32(-1)), _at(self.layers, jnp.int32(0))
             x_BSD, max_logit = vary_tree(self._embed(micro), axes=self.axes)
-            stats = self.stage.layers(_at(self.layers, jnp.int32(0)), x_BSD, micro)[1]
-            return x_BSD, max_logit, stats, self.stage.loss(self.outside, x_BSD, micro)
+            if self.stage.keeps:
+                self.kept = kept_leaves(lambda x_BSD: jax.vjp(self._chunk(micro), weights, x_BSD, has_aux=True)[1], x_BSD)
+            _, stats, kept = self._run_chunk(weights, x_BSD, micro)
+            return x_BSD, max_logit, stats, self.stage.loss(self.outside, x_BSD, micro), kept
 
-        x_BSD, max_logit, stats, loss = jax.eval_shape(once)
-        room = lambda slots: jnp.zeros((slots + 1, *x_BSD.shape), x_BSD.dtype)  # noqa: E731
+        x_BSD, max_logit, stats, loss, kept = jax.eval_shape(once)
+        room = lambda slots, of=x_BSD: jnp.zeros((slots + 1, *of.shape), of.dtype)  # noqa: E731
         zeros = jnp.zeros(x_BSD.shape, x_BSD.dtype)
         gradient = lambda w: vary_tree(jnp.zeros(w.shape, self.gradient_dtype), like=w)  # noqa: E731
-        buffers = _Buffers(room(self.schedule.slots), room(self.schedule.cotangent_slots), zeros, zeros, zeros)
+        buffers = _Buffers(
+            room(self.schedule.slots),
+            [room(self.schedule.slots, of) for of in kept],
+            room(self.schedule.cotangent_slots),
+            zeros,
+            zeros,
+            zeros,
+        )
         rounds = jax.tree.leaves(self.layers)[0].shape[0]
         sums = PipelineSums(
             jax.tree.map(lambda share: jnp.zeros(share.shape, share.dtype), loss),
@@ -143,7 +161,27 @@ class _Machine:
     def _cell(self, row: dict[str, Array], name: str) -> Array:
         return row[name][self.rank]
 
-    def forward(self, buffers: _Buffers, row: dict[str, Array]) -> _Buffers:
+    def _chunk(self, micro: PackedBatch) -> Callable[[Any, Array], tuple[tuple[Array, Array], ChunkStats]]:
+        """``(weights, x_BSD) -> ((y_BSD, balance loss), statistics)`` of a micro-batch."""
+        return lambda weights, x_BSD: vary_tree(self.stage.layers(weights, x_BSD, micro), axes=self.axes)
+
+    def _run_chunk(
+        self, weights: Any, x_BSD: Array, micro: PackedBatch
+    ) -> tuple[tuple[Array, Array], ChunkStats, list[Array]]:
+        """A chunk forward, and what its backward needs of it beside its input."""
+        if not self.kept:
+            return *self._chunk(micro)(weights, x_BSD), []
+        out, pull, stats = jax.vjp(self._chunk(micro), weights, x_BSD, has_aux=True)
+        return out, stats, take_leaves(pull, self.kept)
+
+    def _pull(self, weights: Any, x_BSD: Array, micro: PackedBatch, kept: list[Array]) -> Callable[[Any], Any]:
+        """A chunk's backward pass, which runs the chunk again but for what leads to what is kept."""
+        build = lambda: jax.vjp(self._chunk(micro), weights, x_BSD, has_aux=True)[1]  # noqa: E731
+        return with_leaves(build, self.kept, kept) if kept else build()
+
+    def forward(
+        self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array]
+    ) -> tuple[_Buffers, PipelineSums]:
         """Takes what arrived, lets a micro-batch enter, runs a chunk forward and sends its result on."""
         inputs = _put(buffers.inputs, self._cell(row, "arrival_slot"), buffers.arrived)
         entered = row["embed"]
@@ -152,10 +190,16 @@ class _Machine:
         inputs = _put(inputs, slot, embedded_BSD)
         chunk_round = self._cell(row, "forward_round")
         micro = micro_batch(self.batch, self._cell(row, "forward"), chunk_round)
-        x_BSD = inputs[jnp.maximum(self._cell(row, "forward_slot"), 0)]
-        (y_BSD, _), _ = self.stage.layers(_at(self.layers, chunk_round), x_BSD, micro)
-        y_BSD = vary_tree(y_BSD, axes=self.axes)
-        return buffers._replace(inputs=inputs, top=y_BSD, arrived=lax.ppermute(y_BSD, STAGE, self._ring(1)))
+        slot = self._cell(row, "forward_slot")
+        x_BSD = inputs[jnp.maximum(slot, 0)]
+        (y_BSD, balance), stats, kept = self._run_chunk(_at(self.layers, chunk_round), x_BSD, micro)
+        kept = [_put(buffer, slot, value) for buffer, value in zip(buffers.kept, kept, strict=True)]
+        chunk_round = jnp.maximum(chunk_round, 0)
+        counts = (total.at[chunk_round].add(more) for total, more in zip(sums.stats[1:], stats[1:], strict=True))
+        stats = ChunkStats(sums.stats.max_logit.at[chunk_round].max(stats.max_logit), *counts)
+        sums = sums._replace(stats=stats, balance_loss=sums.balance_loss + balance)
+        arrived = lax.ppermute(y_BSD, STAGE, self._ring(1))
+        return buffers._replace(inputs=inputs, kept=kept, top=y_BSD, arrived=arrived), sums
 
     def tick(
         self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array], *, phase: Phase
@@ -166,12 +210,12 @@ class _Machine:
             returned = lax.ppermute(buffers.returning, STAGE, self._ring(-1))
             cotangents = _put(cotangents, self._cell(row, "cotangent_arrival_slot"), returned)
         if phase.forward:
-            buffers = self.forward(buffers, row)
+            buffers, sums = self.forward(buffers, sums, row)
         if phase.loss:
             sums, d_top_BSD = self._loss(sums, top_BSD, row["loss"])
             cotangents = _put(cotangents, self._cell(row, "loss_slot"), d_top_BSD)
         if phase.backward:
-            sums, d_x_BSD = self._backward(sums, buffers.inputs, cotangents, row)
+            sums, d_x_BSD = self._backward(sums, buffers, cotangents, row)
             sums = self._embed_backward(sums, d_x_BSD, row["embed_backward"])
             buffers = buffers._replace(returning=d_x_BSD)
         return buffers._replace(cotangents=cotangents), sums
@@ -197,24 +241,18 @@ class _Machine:
         return sums._replace(loss=totals, outside=grads), d_top_BSD
 
     def _backward(
-        self, sums: PipelineSums, inputs: Array, cotangents: Array, row: dict[str, Array]
+        self, sums: PipelineSums, buffers: _Buffers, cotangents: Array, row: dict[str, Array]
     ) -> tuple[PipelineSums, Array]:
         index, chunk_round = self._cell(row, "backward"), jnp.maximum(self._cell(row, "backward_round"), 0)
         live, micro = index >= 0, micro_batch(self.batch, index, chunk_round)
-        x_BSD = inputs[jnp.maximum(self._cell(row, "backward_slot"), 0)]
+        slot = jnp.maximum(self._cell(row, "backward_slot"), 0)
         d_y_BSD = cotangents[jnp.maximum(self._cell(row, "cotangent_slot"), 0)]
-
-        def chunk(weights: Any, x_BSD: Array):
-            out, stats = self.stage.layers(weights, x_BSD, micro)
-            return vary_tree(out, axes=self.axes), vary_tree(stats, axes=self.axes)
-
-        (_, balance), pull, stats = jax.vjp(chunk, _at(self.layers, chunk_round), x_BSD, has_aux=True)
-        d_balance = jnp.where(live, jnp.full_like(balance, self.stage.balance), 0.0)
+        weights = _at(self.layers, chunk_round)
+        pull = self._pull(weights, buffers.inputs[slot], micro, [buffer[slot] for buffer in buffers.kept])
+        d_balance = vary_tree(jnp.where(live, self.stage.balance, 0.0), axes=self.axes)
         d_weights, d_x_BSD = pull((jnp.where(live, d_y_BSD, 0), d_balance))  # an idle cell adds exact zeros
-        counts = (total.at[chunk_round].add(more) for total, more in zip(sums.stats[1:], stats[1:], strict=True))
-        stats = ChunkStats(sums.stats.max_logit.at[chunk_round].max(stats.max_logit), *counts)
         layers = jax.tree.map(lambda a, g: a.at[chunk_round].add(g.astype(a.dtype)), sums.layers, d_weights)
-        return sums._replace(layers=layers, stats=stats, balance_loss=sums.balance_loss + balance), d_x_BSD
+        return sums._replace(layers=layers), d_x_BSD
 
     def _enter(self, index: Array) -> Array:
         return self._embed(micro_batch(self.batch, index))[0]

@@ -52,12 +52,14 @@ class Stage(NamedTuple):
             ``shown_features`` of both.
         loss: ``(outside weights, y_BSD, micro-batch) -> LossShares``.
         balance: the coefficient of the balance loss.
+        keeps: whether layers keep more than a chunk's input from its forward to its backward.
     """
 
     layers: Callable[[Any, Array, PackedBatch], tuple[tuple[Array, Array], ChunkStats]]
     embed: Callable[[Any, PackedBatch, dict[str, Array]], tuple[Array, Array]]
     loss: Callable[[Any, Array, PackedBatch], LossShares]
     balance: float
+    keeps: bool
 
 
 def make_stage(config: Config, layer_group: str, experts: Experts | None, objective: Objective) -> Stage:
@@ -67,6 +69,7 @@ def make_stage(config: Config, layer_group: str, experts: Experts | None, object
         functools.partial(_embed, config=config, layer_group=layer_group),
         functools.partial(_loss, config=config, objective=objective),
         objective.balance,
+        bool(config.train.keep_across),
     )
 
 
@@ -107,7 +110,10 @@ def micro_batch(batch: PackedBatch, index: Array, chunk_round: Array | int = 0) 
 def _layers(
     weights: Any, x_BSD: Array, micro: PackedBatch, *, config: Config, layer_group: str, experts: Experts | None
 ) -> tuple[tuple[Array, Array], ChunkStats]:
-    y_BSD, stats = _run(layer_group, weights, x_BSD, micro, config=config, experts=experts)
+    remat = Remat.from_config(config.train, chunk=True)
+    if remat.across and len(weights["attention_norm"]) == 1:  # no loop, whose residuals would have its input once more
+        weights = [jax.tree.map(lambda leaf: leaf[0], weights)]
+    y_BSD, stats = _run(layer_group, weights, x_BSD, micro, config=config, remat=remat, experts=experts)
     return (y_BSD, stats.balance_loss.sum()), ChunkStats(stats.extra, stats.expert_tokens, stats.dropped_rows)
 
 
@@ -127,12 +133,20 @@ def _embed(
         x_BSD = jnp.where((micro.media >= 0)[..., None], shown[FEATURES].astype(x_BSD.dtype), x_BSD)
     if layer_group == "dense" or "dense" not in outside:
         return x_BSD, jnp.zeros((0, 0), jnp.float32)
-    x_BSD, stats = _run("dense", outside["dense"], x_BSD, micro, config=config)
+    remat = Remat.from_config(config.train)
+    x_BSD, stats = _run("dense", outside["dense"], x_BSD, micro, config=config, remat=remat)
     return x_BSD, stats.extra
 
 
 def _run(
-    group: str, weights: Any, x_BSD: Array, micro: PackedBatch, *, config: Config, experts: Experts | None = None
+    group: str,
+    weights: Any,
+    x_BSD: Array,
+    micro: PackedBatch,
+    *,
+    config: Config,
+    remat: Remat,
+    experts: Experts | None = None,
 ) -> tuple[Array, StackStats]:
     return run_stack(
         group,
@@ -141,7 +155,7 @@ def _run(
         micro.exit > token_indices(micro.exit),
         config=config.model,
         attend=make_attend(config.model, micro.positions, micro.exit),
-        remat=Remat.from_config(config.train),
+        remat=remat,
         experts=experts,
         replayed=micro.experts,
     )

@@ -42,6 +42,7 @@ class TrainConfig:
     recompute: tuple[str, ...] = ()  #: activations recomputed though the policy keeps them
     store_fp8: tuple[str, ...] = ()  #: activations kept in FP8 (E4M3): expert_input and *_gate_up
     offload: tuple[str, ...] = ()  #: activations kept in the host's memory
+    keep_across: tuple[str, ...] = ()  #: activations that a pipeline keeps from a chunk's forward to its backward tick
     profile_steps: tuple[int, ...] = ()  #: (first, last) steps to trace with xprof
     contrast: ContrastConfig = ContrastConfig()  #: of images and captions
     patience: NonNegativeInt = 0  #: validations without a lower held-out loss that end a run; 0 is no end
