@@ -128,7 +128,7 @@ class _Machine:
             micro, weights = micro_batch(self.batch, jnp.int32(-1)), _at(self.layers, jnp.int32(0))
             x_BSD, max_logit = vary_tree(self._embed(micro), axes=self.axes)
             if self.stage.keeps:
-                self.kept = kept_leaves(lambda x_BSD: jax.vjp(self._chunk(micro), weights, x_BSD, has_aux=True)[1], x_BSD)
+                self.kept = kept_leaves(lambda x_BSD: self._pull(weights, x_BSD, micro, []), x_BSD)
             _, stats, kept = self._run_chunk(weights, x_BSD, micro)
             return x_BSD, max_logit, stats, self.stage.loss(self.outside, x_BSD, micro), kept
 
@@ -179,9 +179,7 @@ class _Machine:
         build = lambda: jax.vjp(self._chunk(micro), weights, x_BSD, has_aux=True)[1]  # noqa: E731
         return with_leaves(build, self.kept, kept) if kept else build()
 
-    def forward(
-        self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array]
-    ) -> tuple[_Buffers, PipelineSums]:
+    def forward(self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array]) -> tuple[_Buffers, PipelineSums]:
         """Takes what arrived, lets a micro-batch enter, runs a chunk forward and sends its result on."""
         inputs = _put(buffers.inputs, self._cell(row, "arrival_slot"), buffers.arrived)
         entered = row["embed"]

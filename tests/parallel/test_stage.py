@@ -35,11 +35,11 @@ def names_of(model: str) -> dict[str, set[str]]:
 
 
 @functools.cache
-def traced(stages: int, model: str, **train: str | tuple[str, ...]) -> ClosedJaxpr:
+def traced(stages: int, model: str, virtual_stages: int = 1, **train: str | tuple[str, ...]) -> ClosedJaxpr:
     """A step's loss and gradients of one micro-batch."""
     mesh = AbstractMesh((1, stages, 1), ("data", "stage", "expert"))
-    keys = {"parallel.stage": stages, "train.micro_batches": 1, **{f"train.{key}": train[key] for key in train}}
-    config = config_of({**MODELS[model], **keys})
+    keys = {"parallel.stage": stages, "parallel.virtual_stages": virtual_stages, "train.micro_batches": 1}
+    config = config_of({**MODELS[model], **keys, **{f"train.{key}": train[key] for key in train}})
     layout = make_layout(config, mesh)
     weight = lambda spec, placed: jax.ShapeDtypeStruct(padded_shape(spec, placed, mesh), jnp.float32)  # noqa: E731
     params = map_specs(weight, layout.specs, layout.compute)
