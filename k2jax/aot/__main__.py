@@ -28,6 +28,7 @@ of a pool of workers, with every constant. With "kernels", it compiles every ker
 roofline is the least time that one device could need. All times are arithmetic: nothing is run.
 """
 
+import dataclasses
 import json
 import sys
 
@@ -185,6 +186,8 @@ def residuals(values: flags.FlagValues, config: Config) -> int:
     from k2jax.aot.cost.estimate import Estimator, place
     from k2jax.aot.report.residual_table import StepTaken, residual_json, residual_table
 
+    # What the step keeps now is among what it could keep.
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, keep_across=()))
     placement = place(config, topology.chip_of(values.topology), topology.devices(values.topology))
     estimate = Estimator(config, placement).estimate()
     taken = values.taken_gb * 1e9 or estimate.hbm.total

@@ -143,5 +143,6 @@ def _distance(layout: Config, other: Config) -> float:
     keys = ("stage", "virtual_stages", "expert", "expert_chunks", CONTEXT, TENSOR)
     sizes = [(getattr(layout.parallel, key), getattr(other.parallel, key)) for key in keys]
     sizes.append((layout.train.micro_batches, other.train.micro_batches))
-    policies = [(getattr(layout.train, key), getattr(other.train, key)) for key in ("remat", "store_fp8", "offload")]
+    keys = ("remat", "store_fp8", "offload", "keep_across")
+    policies = [(getattr(layout.train, key), getattr(other.train, key)) for key in keys]
     return sum(abs(math.log2(a / b)) for a, b in sizes) + sum(a != b for a, b in policies)

@@ -15,6 +15,7 @@ from k2jax.errors import UserError
 
 GROUPS = ("dense", "moe")
 LISTS = ("keep", "recompute", "store_fp8", "offload")  # keys of TrainConfig that hold names of activations
+PIPELINE_LIST = "keep_across"  # one more, which layers of a pipeline alone take
 
 
 @dataclasses.dataclass(frozen=True)

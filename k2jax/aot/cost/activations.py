@@ -8,10 +8,11 @@ backward pass reads, the down projections, are never repeated.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from k2jax.aot.cost.expert_rows import expert_buffers
-from k2jax.config.activations import kept_names, present
+from k2jax.config.activations import LISTS, PIPELINE_LIST, kept_names, present
 from k2jax.config.schema import Config, ModelConfig
 from k2jax.model.remat import activation_bytes
 
@@ -67,6 +68,21 @@ def kept_activations(config: Config, group: str, tokens: int, ranks: int) -> Kep
     kept = set(sizes) & names
     host = sum(sizes[name] for name in kept if name in train.offload)
     return KeptActivations(sum(sizes[name] for name in kept) - host, host, every)
+
+
+def keeping(config: Config, names: tuple[str, ...], stored: tuple[str, ...] = ()) -> Config:
+    """The config whose layers keep their input and these names alone."""
+    lists = {**dict.fromkeys((*LISTS, PIPELINE_LIST), ()), "keep": names, "store_fp8": stored}
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, remat="full", **lists))
+
+
+def kept_across(config: Config, group: str, tokens: int, ranks: int, layers: int) -> float:
+    """Bytes of a pipeline's chunk of ``layers`` that it keeps until its backward tick beside its input, in bfloat16."""
+    if not config.train.keep_across:
+        return 0.0
+    sizes = activation_sizes(config, group, tokens, ranks)
+    inputs = sizes["layer_input"] if layers > 1 else 0  # of one layer it is the chunk's
+    return layers * (sum(sizes[name] for name in config.train.keep_across) + inputs)
 
 
 def activation_sizes(config: Config, group: str, tokens: int, ranks: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from k2jax.aot.cost.activations import ATTENTION, PRODUCERS, activation_sizes
+from k2jax.aot.cost.activations import ATTENTION, PRODUCERS, activation_sizes, keeping
 from k2jax.aot.cost.estimate import SETTLED, Estimator, Placement
 from k2jax.aot.cost.expert_rows import expert_buffers, mean_owners
 from k2jax.aot.cost.layer_costs import layer_cost
@@ -79,7 +79,7 @@ def live_slots(schedule: Any) -> int:
 
 
 def chunk_residuals(config: Config, placement: Placement) -> ChunkResiduals:
-    """What each residual of the config's chunks takes and spares.
+    """What each residual of the config's chunks takes and spares, where the step keeps none yet.
 
     Raises:
         UserError: the config has no pipeline of expert layers that recomputes its chunks.
@@ -91,7 +91,7 @@ def chunk_residuals(config: Config, placement: Placement) -> ChunkResiduals:
     shape = (estimator.stages, config.parallel.virtual_stages, estimator.layout.chunks, count)
     slots, chip, layers = live_slots(build_pipeline_schedule(*shape)), estimator.chip, estimator.layout.chunk_layers
     stored = tuple(a.name for a in present(config.model, "moe") if a.fp8)
-    sizes = activation_sizes(_keeping(config, (), stored), "moe", estimator.tokens, estimator.ranks)
+    sizes = activation_sizes(keeping(config, (), stored), "moe", estimator.tokens, estimator.ranks)
     shares, passes = _mean_shares(config, estimator), estimator.ticks * layers
     again, (sent, sending) = _recomputed(config, estimator, ()), _dispatch(config, placement)
     found = []
@@ -121,15 +121,9 @@ def _groups(sizes: dict[str, int]) -> list[tuple[str, ...]]:
     return [ATTENTION, DISPATCH, *((name,) for name in sizes if name in PRODUCERS)]
 
 
-def _keeping(config: Config, names: tuple[str, ...], stored: tuple[str, ...] = ()) -> Config:
-    """The config whose layers keep their input and these."""
-    lists = {**dict.fromkeys(LISTS, ()), "keep": names, "store_fp8": stored}
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, remat="full", **lists))
-
-
 def _recomputed(config: Config, estimator: Estimator, names: tuple[str, ...]) -> float:
     """FLOPs of one layer and micro-batch that are computed again where these are kept."""
-    return layer_cost(_keeping(config, names), "moe", estimator.tokens, estimator.ranks).recomputed.flops
+    return layer_cost(keeping(config, names), "moe", estimator.tokens, estimator.ranks).recomputed.flops
 
 
 def _mean_shares(config: Config, estimator: Estimator) -> dict[str, float]:
@@ -144,6 +138,6 @@ def _dispatch(config: Config, placement: Placement) -> tuple[float, float]:
     kept = dataclasses.replace(
         config, train=dataclasses.replace(config.train, remat="none", **dict.fromkeys(LISTS, ()))
     )
-    plain, again = (Estimator(one, placement).collectives() for one in (kept, _keeping(config, ())))
+    plain, again = (Estimator(one, placement).collectives() for one in (kept, keeping(config, ())))
     more = lambda value: sum(map(value, again)) - sum(map(value, plain))  # noqa: E731
     return more(lambda one: one.bytes), more(lambda one: one.seconds)

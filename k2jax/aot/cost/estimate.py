@@ -3,9 +3,11 @@
 The arithmetic is that of ``roofline``, on the mesh and with the pipeline table that the step would use. Products are
 counted from the weight table, activations from the declared table. What only a compiled program can tell follows rules:
 
-- A pipeline's backward tick runs its chunk forward again and then backward.
+- A pipeline's backward tick runs its chunk forward again and then backward; with residuals kept across ticks, only what
+  leads to the others. A policy within counts as if all that it recomputes had been computed before: at most that.
 - A forward pass exchanges tokens twice a layer, a backward tick four times, less the last return of a chunk, whose
-  result is not read; where ``expert_input`` is not kept, once more.
+  result is not read; where ``expert_input`` is not kept, once more. Across ticks kept, each layer has the exchanges of
+  its backward and, without ``expert_input``, one more.
 - Of an exchange in c parts, 1/c is exposed as long as the experts' products take longer than the rest. This is
   cautious: XLA also hides exchanges behind other work, in the compiled step of Kimi K2 (docs/parallel.md) 40 % of them
   in one part and 79 % in two. Only the backends ``a2a`` and ``ragged`` are asynchronous.
@@ -20,7 +22,13 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-from k2jax.aot.cost.activations import KeptActivations, kept_activations, recomputes_exchange
+from k2jax.aot.cost.activations import (
+    KeptActivations,
+    keeping,
+    kept_across,
+    kept_activations,
+    recomputes_exchange,
+)
 from k2jax.aot.cost.collective_cost import AxisCollective, MeshNetwork, mesh_network
 from k2jax.aot.cost.device_bytes import FLOAT32, gradient_bytes
 from k2jax.aot.cost.expert_rows import (
@@ -30,7 +38,7 @@ from k2jax.aot.cost.expert_rows import (
     mean_owners,
 )
 from k2jax.aot.cost.hbm import Hbm
-from k2jax.aot.cost.layer_costs import LayerCost, head_cost, layer_cost, matrix_costs
+from k2jax.aot.cost.layer_costs import Cost, LayerCost, head_cost, layer_cost, matrix_costs
 from k2jax.aot.cost.roofline import (
     CollectiveTime,
     Roofline,
@@ -167,7 +175,7 @@ class Estimator:
             return [Work(self.micro_batches, passes.flops, passes.bytes, 2 * self._host_bytes())]
         chunk = self.layout.chunk_layers
         forward = body.forward.times(chunk)
-        backward = (body.forward + body.recomputed + body.backward).times(chunk)
+        backward = (self._again(body) + body.backward).times(chunk)
         around = (dense.forward.times(2) + dense.backward).times(self.dense_layers) + head.forward + head.backward
         host = 2 * self._host_bytes()
         both, alone = self._phases()
@@ -177,6 +185,18 @@ class Estimator:
             Work(alone, *backward, host),
             Work(self.micro_batches, *around),
         ]
+
+    def _again(self, body: LayerCost) -> Cost:
+        """What a pipeline's backward tick computes of a layer once more."""
+        train = self.config.train
+        if not train.keep_across:
+            return body.forward + body.recomputed
+        outer = keeping(self.config, train.keep_across)
+        inner = dataclasses.replace(
+            self.config, train=dataclasses.replace(train, keep=(*train.keep, *train.keep_across))
+        )
+        group, tokens = self.layout.layer_group, self.tokens
+        return sum((layer_cost(config, group, tokens, self.ranks).recomputed for config in (outer, inner)), Cost())
 
     def bubble(self) -> float:
         """Share of the time that pipeline stages idle."""
@@ -239,7 +259,10 @@ class Estimator:
         config, chunk = self.config, self.layout.chunk_layers
         again = recomputes_exchange(config, "moe")
         passes = self.ticks * chunk if self.stages > 1 else self.micro_batches * self._live_layers()
-        ways = passes * ((2 + 4 - 1 / chunk if self.stages > 1 else 4) + again)
+        if config.train.keep_across:
+            ways = passes * (2 + 2 + ("expert_input" not in config.train.keep_across) * (1 + again))
+        else:
+            ways = passes * ((2 + 4 - 1 / chunk if self.stages > 1 else 4) + again)
         backend = config.parallel.expert_backend
         room = self.ranks * config.parallel.expert_slots
         if backend == "dense":
@@ -297,18 +320,23 @@ class Estimator:
     def _activations(self) -> float:
         """Activations that are kept, those of one layer while its backward pass runs, and a pipeline's inputs."""
         body, dense = self._kept(self.layout.layer_group), self._kept("dense")
-        kept = body.device * self._live_layers() + dense.device * self._live_dense()
+        chunk, across = self.layout.chunk_layers, bool(self.config.train.keep_across)
+        live = 1 if across else self._live_layers()  # each layer's backward begins with what lies in the slots
+        kept = body.device * live + dense.device * self._live_dense()
         at_work = max(body.all - body.device, (dense.all - dense.device) if self._live_dense() else 0.0)
         if self.stages == 1:
             return kept + at_work
         if self.config.parallel.executor == "autodiff":
             return kept + at_work + self.ticks * self.stream_bytes
         count = min(self.micro_batches, SETTLED * self.stages)
-        slots = _slots(self.stages, self.config.parallel.virtual_stages, self.layout.chunks, count)
-        return kept + at_work + (slots + 5) * self.stream_bytes  # each kind has a bin, and three lie between ticks
+        slots, cotangents = _slots(self.stages, self.config.parallel.virtual_stages, self.layout.chunks, count)
+        residuals = kept_across(self.config, self.layout.layer_group, self.tokens, self.ranks, chunk)
+        # Each kind has a bin, and three lie between ticks.
+        return kept + at_work + (slots + cotangents + 5) * self.stream_bytes + (slots + 1) * residuals
 
 
 @functools.cache
-def _slots(stages: int, rounds: int, chunks: int, micro_batches: int) -> int:
+def _slots(stages: int, rounds: int, chunks: int, micro_batches: int) -> tuple[int, int]:
+    """Of activations and of cotangents."""
     table = build_pipeline_schedule(stages, rounds, chunks, micro_batches)
-    return table.slots + table.cotangent_slots
+    return table.slots, table.cotangent_slots

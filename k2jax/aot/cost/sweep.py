@@ -13,7 +13,7 @@ from k2jax.aot.cost.activations import fp8_names, offload_names
 from k2jax.aot.cost.estimate import Estimate, Estimator, Placement, place
 from k2jax.aot.cost.hbm import Hbm
 from k2jax.chips import Chip
-from k2jax.config.activations import LISTS, POLICIES
+from k2jax.config.activations import LISTS, PIPELINE_LIST, POLICIES
 from k2jax.config.schema import Config, ModelConfig, TrainConfig
 from k2jax.errors import UserError
 from k2jax.parallel.schedule import cut
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
     def flags(self) -> str:
         """The flags that make the given config this one."""
         parallel, train = self.config.parallel, self.config.train
-        lists = [key for key in LISTS if getattr(train, key) or getattr(self.start.train, key)]
+        lists = [key for key in (*LISTS, PIPELINE_LIST) if getattr(train, key) or getattr(self.start.train, key)]
         names = [f' --config.train.{key}="{getattr(train, key)}"'.replace(", ", ",") for key in lists]
         return (
             f"--config.parallel.stage={parallel.stage} --config.parallel.virtual_stages={parallel.virtual_stages} "
@@ -147,7 +147,7 @@ def _add_policies(
 
 def policy_variants(train: TrainConfig, model: ModelConfig, remat: str) -> Iterator[TrainConfig]:
     """A policy as it is, then with activations in FP8 or on the host; names that were given before are dropped."""
-    plain = dataclasses.replace(train, remat=remat, **dict.fromkeys(LISTS, ()))
+    plain = dataclasses.replace(train, remat=remat, **dict.fromkeys((*LISTS, PIPELINE_LIST), ()))
     yield plain
     if remat == "none":
         return

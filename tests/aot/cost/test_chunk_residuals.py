@@ -6,11 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from k2jax.aot.compiling import traced_step
+from k2jax.aot.cost.activations import kept_activations
 from k2jax.aot.cost.chunk_residuals import chunk_residuals, live_slots
 from k2jax.aot.cost.estimate import Estimator, estimate, place
+from k2jax.aot.cost.jaxpr_flops import loop_costs
 from k2jax.aot.report.residual_table import StepTaken, kept_sets, residual_json, residual_table
+from k2jax.aot.training import dynamic_shares
+from k2jax.config import replace_keys
 from k2jax.errors import UserError
 from k2jax.parallel.schedule import build_pipeline_schedule
+from tests.aot.cost.test_activations import WholeBlocks
 from tests.aot.cost.test_estimate import CHIP, TINY, TOPOLOGY, WITHOUT_STAGES, config, devices
 
 
@@ -77,6 +83,39 @@ def test_keeping_every_residual_spares_the_whole_forward_and_one_exchange():
     assert names["expert_input"].exchanged == pytest.approx(exchange.bytes / ways)
     assert names["expert_input"].exchange == pytest.approx(exchange.seconds / ways)
     assert [one.names[0] for one in found.residuals if one.exchanged or one.exchange] == ["expert_input"]
+
+
+FITTING = ("shared_gate_up", "layer_middle", "q_latent", "kv_latent", "attention_output", "attention_lse")
+
+
+@pytest.mark.parametrize(("virtual", "layers"), [(2, 1), (1, 2)])
+def test_a_step_that_keeps_residuals_is_spared_what_the_table_says(virtual, layers):
+    plain = config(rows=16, virtual_stages=virtual)
+    exact = FITTING[1:]  # the table has shared_gate_up in FP8
+    kept = replace_keys(plain, {"train.keep_across": exact})
+    found, _ = by_name(plain)
+    before, after = (estimate(one, CHIP, devices()) for one in (plain, kept))
+    residuals = [one for one in found.residuals if set(one.names) <= set(exact)]
+    assert before.flops - after.flops == pytest.approx(found.unread + sum(one.flops for one in residuals), rel=1e-6)
+    held = before.hbm.parts["activations"], after.hbm.parts["activations"]
+    slots, stream = residuals[0].slots + 1, 2 * 1024 * TINY.d_model  # one for idle cells, and where a layer begins
+    unnamed = kept_activations(plain, "moe", 1024, 2).device  # of the chunk's other layers, whose backward comes later
+    in_slots = slots * (sum(one.chunk_bytes for one in residuals) + (layers > 1) * layers * stream)
+    assert held[1] - held[0] == pytest.approx(in_slots - (layers - 1) * unnamed, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_step_that_keeps_residuals_is_estimated_as_it_is_traced():
+    """Against one that keeps a norm, to which no product leads: neither runs what no backward reads."""
+    estimated, traced = [], []
+    for names in (("attention_input",), FITTING):
+        given = config(train={"keep_across": names})
+        step, estimator = traced_step(given, TOPOLOGY), Estimator(given, place(given, CHIP, devices()))
+        loops = loop_costs(step.traced.jaxpr.jaxpr, 8, WholeBlocks(*dynamic_shares(step, given)))
+        traced.append(sum(loop.times * loop.cost.flops for loop in loops if not loop.optimizer))
+        estimated.append(sum(work.times * work.flops for work in estimator.work()))
+        assert estimated[-1] == pytest.approx(traced[-1], rel=0.01)
+    assert estimated[0] - estimated[1] == pytest.approx(traced[0] - traced[1], rel=1e-3)
 
 
 def test_the_table_adds_up_and_says_what_fits():
