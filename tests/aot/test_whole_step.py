@@ -31,3 +31,19 @@ def test_a_step_with_fp8_and_offloading_compiles_and_does_what_its_trace_says():
     exchanges = [row.count for row in report.collectives if row.kind == "ragged-all-to-all"]
     assert sum(exchanges) == 2 * 2 * 4  # two micro-batches and layers; there and back, and the transposes
     assert report.hbm.fits and not report.notes
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_keeps_residuals_compiles_and_does_what_its_trace_says():
+    """With the kernels of attention and experts: the compiled program has no product that the trace has not."""
+    kept = ("attention_output", "attention_lse", "layer_middle", "expert_gate_up", "expert_input", "shared_gate_up")
+    devices(TOPOLOGY)
+    layout = {"stage": 2, "virtual_stages": 1, "data": 1, "expert": 2}
+    found = {}
+    for names in ((), kept):
+        memory = {"keep_across": names, "store_fp8": names[-3:]}
+        report = compile_training(config(MODEL, 8, 512, 4, memory, **layout), TOPOLOGY)
+        found[bool(names)] = report
+        assert report.hbm.fits and not report.notes
+    assert found[True].compiled_flops == pytest.approx(found[True].counts.flops, rel=0.02)
+    assert found[True].compiled_flops < 0.85 * found[False].compiled_flops

@@ -2,18 +2,23 @@
 
 from collections import defaultdict
 import functools
+import signal
 
 import pytest
 
 from k2jax.aot.cost.jaxpr_flops import loop_costs
+from k2jax.config import resolve
 from k2jax.errors import UserError
 from k2jax.model.remat import activation_bytes
 from k2jax.parallel.schedule import build_pipeline_schedule
+from k2jax.train import train
 from tests.jaxpr import equations
 from tests.parallel.one_step import one_step
 from tests.parallel.test_equality import assert_same_step, relative
 from tests.parallel.test_stage import names_of, traced
 from tests.parallel.tiny import config_of
+from tests.train.test_run import losses, start, wait_for_step
+from tests.train.tiny import tiny_config, write_corpus
 
 WIDTH, HEADS, RANK, ROPE, HEAD, SHARED = 32, 4, 16, 4, 8, 16  # of tests/parallel/tiny.py, like LAYERS
 LENGTH, STAGES, LAYERS = 32, 2, 4
@@ -167,3 +172,30 @@ def test_names_without_an_effect_are_refused(keys, message):
     with pytest.raises(UserError) as error:
         config_of({"parallel.stage": STAGES, "train.keep_across": ("q_latent",)} | keys)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def keeping_across(folder):
+    """A run of two stages that keep residuals across ticks; some of them in FP8."""
+    config = tiny_config(folder)
+    config.model.dense_layers = 0
+    config.parallel.update({"stage": 2, "data": 1})
+    config.train.update({"keep_across": (*FITTING, "expert_gate_up"), "store_fp8": ("expert_gate_up",)})
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.devices(2)
+def test_a_run_that_is_killed_and_resumed_gives_the_same_losses_bit_for_bit(tmp_path):
+    write_corpus(tmp_path)
+    module = "from tests.parallel.test_kept import keeping_across\n\n"
+    body = f"def get_config():\n    return keeping_across({str(tmp_path)!r})\n"
+    (tmp_path / "config.py").write_text(module + body, encoding="utf-8")
+    config = resolve(keeping_across(str(tmp_path)))
+    assert train(config, tmp_path / "whole") == 0
+    process = start(tmp_path, tmp_path / "killed")
+    wait_for_step(tmp_path / "killed", 6, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(losses(tmp_path / "killed")) < 12
+    assert train(config, tmp_path / "killed") == 0
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
