@@ -120,15 +120,14 @@ def test_the_backward_has_no_product_that_leads_to_what_is_kept(names):
 def test_what_is_kept_is_not_made_again_by_an_inner_policy_or_in_a_loop_of_layers():
     """The experts' products too, of which the path without kernels has more than one form: at least the one."""
     experts = 2 * TOKENS * 2 * WIDTH * 2 * 16  # two experts of a token
-    for rounds, train in ((1, {}), (2, {"remat": "selective"}), (2, {"remat": "full"})):
+    spared = 2 * TOKENS * sum(count for made, count in PRODUCTS.items() if set(made) <= set(FITTING))
+    for rounds, policy in ((1, {}), (2, {"remat": "selective"}), (2, {"remat": "full"})):
         nothing, fitting, every = (
-            flops_of(step(rounds, names, **train)) for names in (NOTHING, FITTING, (*FITTING, "expert_gate_up"))
+            flops_of(step(rounds, names, **policy)) for names in (NOTHING, FITTING, (*FITTING, "expert_gate_up"))
         )
-        passes = 2 if train.get("remat") == "full" else 1
-        ticks = 2 * rounds * LAYERS // (STAGES * rounds)
-        spared = sum(count for made, count in PRODUCTS.items() if set(made) <= set(FITTING))
-        assert nothing - fitting == passes * ticks * 2 * TOKENS * spared
-        assert fitting - every >= ticks * experts
+        passes = LAYERS  # of a layer, in the backward ticks of a stage, idle ones included
+        assert nothing - fitting >= passes * spared
+        assert fitting - every >= passes * experts
 
 
 @functools.cache
