@@ -7,12 +7,10 @@ Both are in proportion to the number of values, which is bounded here by a count
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import json
 import re
 from typing import Any
-
-import numpy as np
 
 MOST_VALUES = 500_000
 """Values of a document: at most some 60 MB of Python objects and 0.1 s of the interpreter's lock."""
@@ -22,14 +20,14 @@ MOST_WIDE = 100_000
 """Characters beyond U+FFFF in a document longer than a megabyte."""
 MOST_WIDE_TEXT = 8 << 20
 """Bytes of all strings with such characters in a document longer than a megabyte: they take four times as much."""
-_MARKS = b",:[{"
+MARKS = b",:[{"
+"""What stands between two values, or in front of the first of a list or an object."""
 _WIDE_LEADS = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 """First bytes of characters beyond U+FFFF."""
 _INSIDE_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _WIDE = re.compile(rb"\\u[dD][89abAB]")
 _LONG = 1 << 20  # bytes of a document that is worth a second look
 _PIECE = 1 << 16  # bytes that are looked at before other threads may run
-_SHORT = 1 << 11  # bytes that are counted before NumPy has begun
 
 
 class TooManyValuesError(ValueError):
@@ -139,19 +137,7 @@ def count_values(data: bytes | bytearray, most: int) -> int:
 
 def count_marks(data: bytes | bytearray) -> int:
     """The number of marks between values, those inside strings included: as many as there are values, or more."""
-    if len(data) < _SHORT:
-        return sum(map(data.count, (bytes((mark,)) for mark in _MARKS)))
-    pieces = (np.frombuffer(data, np.uint8)[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE))
-    return sum(int(np.count_nonzero(piece == mark)) for piece in pieces for mark in _MARKS)
-
-
-def marks_before(data: bytes, ends: Sequence[int]) -> list[int]:
-    """How many of the marks of ``count_marks``, which are not too many, stand in front of some places, ascending."""
-    array = np.frombuffer(data, np.uint8)
-    is_mark = np.zeros(len(array), np.bool_)
-    for mark in _MARKS:
-        is_mark |= array == mark
-    return np.searchsorted(np.flatnonzero(is_mark), ends).tolist()
+    return sum(map(data.count, (bytes((mark,)) for mark in MARKS)))
 
 
 def _outside_strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:

@@ -43,7 +43,7 @@ class Split:
 class Batches:
     """All rows as they are, without patches."""
 
-    shape = SimpleNamespace(rows=BATCH)
+    shape = SimpleNamespace(rows=BATCH, each=1)
 
     def batch(self, row_of, local_rows, key):
         rows = [row_of(number) for number in local_rows]

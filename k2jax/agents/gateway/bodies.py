@@ -23,10 +23,10 @@ from k2jax.agents.api.dialect import Dialect
 from k2jax.agents.api.encoding import check_surrogates, parse_json
 from k2jax.agents.api.once import Findings, Once
 from k2jax.files.bounded_json import (
+    MARKS,
     MOST_VALUES,
     count_marks,
     is_read_as_it_stands,
-    marks_before,
     refuse_constant,
 )
 
@@ -228,7 +228,7 @@ def _parsed(data: bytes, dialect: Dialect, known: KnownBody | None, count: int) 
         messages=[*old.messages[:count], *new],
         ends=[*old.ends[:count], *(start + end for end in ends)],
         sizes=[*old.sizes[:count], *itertools.islice(itertools.accumulate(map(_memory, new), initial=memory), 1, None)],
-        marks=[*old.marks[:count], *(marks + before for before in marks_before(rest, ends))],
+        marks=[*old.marks[:count], *(marks + before for before in _marks_before(rest, ends))],
         found=old.found,
     )
     return body, after
@@ -242,6 +242,15 @@ def _check_levels(values: list[Any]) -> None:
         if not values:
             return
     raise _UnusualBodyError
+
+
+def _marks_before(data: bytes, ends: list[int]) -> list[int]:
+    """How many of the marks of ``count_marks``, which are not too many, stand in front of some places, ascending."""
+    array = np.frombuffer(data, np.uint8)
+    is_mark = np.zeros(len(array), np.bool_)
+    for mark in MARKS:
+        is_mark |= array == mark
+    return np.searchsorted(np.flatnonzero(is_mark), ends).tolist()
 
 
 def _memory(value: Any) -> int:
