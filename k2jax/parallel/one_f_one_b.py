@@ -66,19 +66,13 @@ class PipelineSums(NamedTuple):
     embed_max_logit: Array
 
 
-class _Residuals(NamedTuple):
-    """What chunks keep beside their inputs, in the inputs' slots; lists are empty where they keep nothing."""
-
-    slots: list[Array]  # [slots + 1, ...]
-    fresh: list[Array]  # of the last forward, which the next tick puts into its slot
-    fresh_slot: Array
-
-
 class _Buffers(NamedTuple):
     """What lies on a stage between two ticks."""
 
     inputs: Array  # [slots + 1, B, S, D]; the last takes what belongs nowhere
-    residuals: _Residuals
+    kept: list[Array]  # residuals of the inputs' chunks, [slots + 1, ...]
+    fresh: list[Array]  # those of the last forward, which the next tick puts there
+    fresh_slot: Array
     cotangents: Array
     arrived: Array  # from the stage before
     top: Array  # the last forward's result
@@ -142,13 +136,18 @@ class _Machine:
 
         x_BSD, max_logit, stats, loss, kept = jax.eval_shape(once)
         room = lambda slots, of=x_BSD: jnp.zeros((slots + 1, *of.shape), of.dtype)  # noqa: E731
-        empty = lambda of: jnp.zeros(of.shape, of.dtype)  # noqa: E731
-        zeros = empty(x_BSD)
+        zeros = jnp.zeros(x_BSD.shape, x_BSD.dtype)
         gradient = lambda w: vary_tree(jnp.zeros(w.shape, self.gradient_dtype), like=w)  # noqa: E731
-        slots = [room(self.schedule.slots, of) for of in kept]
-        residuals = _Residuals(slots, [empty(of) for of in kept], jnp.int32(-1))
-        cotangents = room(self.schedule.cotangent_slots)
-        buffers = _Buffers(room(self.schedule.slots), residuals, cotangents, zeros, zeros, zeros)
+        buffers = _Buffers(
+            room(self.schedule.slots),
+            [room(self.schedule.slots, of) for of in kept],
+            [jnp.zeros(of.shape, of.dtype) for of in kept],
+            jnp.int32(-1),
+            room(self.schedule.cotangent_slots),
+            zeros,
+            zeros,
+            zeros,
+        )
         rounds = jax.tree.leaves(self.layers)[0].shape[0]
         sums = PipelineSums(
             jax.tree.map(lambda share: jnp.zeros(share.shape, share.dtype), loss),
@@ -197,19 +196,18 @@ class _Machine:
         slot = self._cell(row, "forward_slot")
         x_BSD = inputs[jnp.maximum(slot, 0)]
         (y_BSD, balance), stats, fresh = self._run_chunk(_at(self.layers, chunk_round), x_BSD, micro)
-        residuals = buffers.residuals._replace(fresh=fresh, fresh_slot=vary_tree(slot, axes=self.axes))
+        buffers = buffers._replace(fresh=fresh, fresh_slot=vary_tree(slot, axes=self.axes))
         chunk_round = jnp.maximum(chunk_round, 0)
         counts = (total.at[chunk_round].add(more) for total, more in zip(sums.stats[1:], stats[1:], strict=True))
         stats = ChunkStats(sums.stats.max_logit.at[chunk_round].max(stats.max_logit), *counts)
         sums = sums._replace(stats=stats, balance_loss=sums.balance_loss + balance)
         arrived = lax.ppermute(y_BSD, STAGE, self._ring(1))
-        return buffers._replace(inputs=inputs, residuals=residuals, top=y_BSD, arrived=arrived), sums
+        return buffers._replace(inputs=inputs, top=y_BSD, arrived=arrived), sums
 
     def _settle(self, buffers: _Buffers) -> _Buffers:
         """Puts residuals of the tick before into their slots: no backward waits for a forward of its own tick."""
-        slots, fresh, slot = buffers.residuals
-        slots = [_put(buffer, slot, value) for buffer, value in zip(slots, fresh, strict=True)]
-        return buffers._replace(residuals=buffers.residuals._replace(slots=slots))
+        pairs = zip(buffers.kept, buffers.fresh, strict=True)
+        return buffers._replace(kept=[_put(buffer, buffers.fresh_slot, value) for buffer, value in pairs])
 
     def tick(
         self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array], *, phase: Phase
@@ -260,7 +258,7 @@ class _Machine:
         slot = jnp.maximum(self._cell(row, "backward_slot"), 0)
         d_y_BSD = cotangents[jnp.maximum(self._cell(row, "cotangent_slot"), 0)]
         weights = _at(self.layers, chunk_round)
-        pull = self._pull(weights, buffers.inputs[slot], micro, [of[slot] for of in buffers.residuals.slots])
+        pull = self._pull(weights, buffers.inputs[slot], micro, [buffer[slot] for buffer in buffers.kept])
         d_balance = vary_tree(jnp.where(live, self.stage.balance, 0.0), axes=self.axes)
         d_weights, d_x_BSD = pull((jnp.where(live, d_y_BSD, 0), d_balance))  # an idle cell adds exact zeros
         layers = jax.tree.map(lambda a, g: a.at[chunk_round].add(g.astype(a.dtype)), sums.layers, d_weights)
