@@ -71,8 +71,6 @@ class _Buffers(NamedTuple):
 
     inputs: Array  # [slots + 1, B, S, D]; the last takes what belongs nowhere
     kept: list[Array]  # residuals of the inputs' chunks, [slots + 1, ...]
-    fresh: list[Array]  # those of the last forward, which the next tick puts there
-    fresh_slot: Array
     cotangents: Array
     arrived: Array  # from the stage before
     top: Array  # the last forward's result
@@ -141,8 +139,6 @@ class _Machine:
         buffers = _Buffers(
             room(self.schedule.slots),
             [room(self.schedule.slots, of) for of in kept],
-            [jnp.zeros(of.shape, of.dtype) for of in kept],
-            jnp.int32(-1),
             room(self.schedule.cotangent_slots),
             zeros,
             zeros,
@@ -185,7 +181,6 @@ class _Machine:
 
     def forward(self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array]) -> tuple[_Buffers, PipelineSums]:
         """Takes what arrived, lets a micro-batch enter, runs a chunk forward and sends its result on."""
-        buffers = self._settle(buffers)
         inputs = _put(buffers.inputs, self._cell(row, "arrival_slot"), buffers.arrived)
         entered = row["embed"]
         slot = jnp.where((entered >= 0) & (self.rank == 0), self._cell(row, "forward_slot"), -1)
@@ -195,19 +190,14 @@ class _Machine:
         micro = micro_batch(self.batch, self._cell(row, "forward"), chunk_round)
         slot = self._cell(row, "forward_slot")
         x_BSD = inputs[jnp.maximum(slot, 0)]
-        (y_BSD, balance), stats, fresh = self._run_chunk(_at(self.layers, chunk_round), x_BSD, micro)
-        buffers = buffers._replace(fresh=fresh, fresh_slot=vary_tree(slot, axes=self.axes))
+        (y_BSD, balance), stats, kept = self._run_chunk(_at(self.layers, chunk_round), x_BSD, micro)
+        kept = [_put(buffer, slot, value) for buffer, value in zip(buffers.kept, kept, strict=True)]
         chunk_round = jnp.maximum(chunk_round, 0)
         counts = (total.at[chunk_round].add(more) for total, more in zip(sums.stats[1:], stats[1:], strict=True))
         stats = ChunkStats(sums.stats.max_logit.at[chunk_round].max(stats.max_logit), *counts)
         sums = sums._replace(stats=stats, balance_loss=sums.balance_loss + balance)
         arrived = lax.ppermute(y_BSD, STAGE, self._ring(1))
-        return buffers._replace(inputs=inputs, top=y_BSD, arrived=arrived), sums
-
-    def _settle(self, buffers: _Buffers) -> _Buffers:
-        """Puts residuals of the tick before into their slots: no backward waits for a forward of its own tick."""
-        pairs = zip(buffers.kept, buffers.fresh, strict=True)
-        return buffers._replace(kept=[_put(buffer, buffers.fresh_slot, value) for buffer, value in pairs])
+        return buffers._replace(inputs=inputs, kept=kept, top=y_BSD, arrived=arrived), sums
 
     def tick(
         self, buffers: _Buffers, sums: PipelineSums, row: dict[str, Array], *, phase: Phase
@@ -219,8 +209,6 @@ class _Machine:
             cotangents = _put(cotangents, self._cell(row, "cotangent_arrival_slot"), returned)
         if phase.forward:
             buffers, sums = self.forward(buffers, sums, row)
-        else:
-            buffers = self._settle(buffers)
         if phase.loss:
             sums, d_top_BSD = self._loss(sums, top_BSD, row["loss"])
             cotangents = _put(cotangents, self._cell(row, "loss_slot"), d_top_BSD)
