@@ -36,6 +36,7 @@ PRODUCTS = {
 FITTING = tuple(name for names in PRODUCTS for name in names if not name.endswith("_up") or name == "shared_gate_up")
 EVERY = tuple(sorted(names_of("mla")["moe"] - {"layer_input"}))
 FP8 = ("expert_gate_up", "expert_input", "shared_gate_up")
+FP8_BOUND = 2e-4
 NOTHING = ("attention_input",)  # a norm: no product leads to it
 
 
@@ -94,6 +95,8 @@ def test_slots_hold_what_is_named_and_no_weights(rounds, names, fp8):
     config = config_of({"train.keep_across": names, "train.store_fp8": fp8, "parallel.stage": STAGES})
     layers = LAYERS // (STAGES * rounds)
     named = frozenset(names) | ({"layer_input"} if layers > 1 else set())  # of one layer it is the chunk's input
+    if "shared_gate_up" in fp8:  # the backward makes the activation from the rounded copy
+        named -= {"shared_activation"}
     of_layer = activation_bytes(config, TOKENS, "moe", "float32", names=named)
     slots = build_pipeline_schedule(STAGES, rounds, STAGES * rounds, 1).slots + 1
     kept = {name: slots * layers * size for name, size in of_layer.items()}
@@ -141,12 +144,16 @@ def gradients(train=(), parallel=()):
 @pytest.mark.parametrize("names", [(), FITTING, EVERY], ids=["nothing", "fitting", "every"])
 def test_gradients_are_those_of_one_device_whatever_is_kept(names, fp8, remat, offload):
     """In FP8 those of one device that rounds the same residuals, which differ from the exact ones by a few percent."""
-    if remat == "none" and (offload or (fp8 and not names)):
+    if remat == "none" and (offload or not set(fp8) <= set(names)):
         return  # refused
     lists = (("remat", remat), ("store_fp8", fp8), ("offload", offload), ("keep_across", names))
     mesh = tuple((f"parallel.{axis}", 2) for axis in ("data", "expert", "stage", "virtual_stages"))
     here = gradients(lists, mesh)
-    assert_same_step(here, gradients((("remat", "selective"), ("store_fp8", fp8)) if fp8 else ()))
+    rounded = gradients((("remat", "selective"), ("store_fp8", fp8))) if fp8 else None
+    if fp8:  # a difference in the last bit may be rounded to the next of eight bits: 3.2e-5 was seen
+        assert max(relative(here[name], rounded[name]) for name in here if name.startswith("grads")) <= FP8_BOUND
+    else:
+        assert_same_step(here, gradients())
     exact = gradients()
     moved = max(relative(here[name], exact[name]) for name in here if name.startswith("grads"))
     assert 1e-3 < moved < 0.1 if fp8 else moved <= 1e-5
