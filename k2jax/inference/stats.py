@@ -9,6 +9,9 @@ import dataclasses
 class EngineStats:
     """Counters; the first six are states, the others only grow.
 
+    ``preemptions`` are of sequences whose pages others needed: that new weights make the pages of all invalid does not
+    count, as fewer sequences would not avoid it.
+
     The last three say how busy the slots were. ``decode_steps`` counts forward passes over one new id of each sequence
     that runs, ``decode_tokens`` the tokens that these gave and requests kept, and ``prefill_tokens`` the ids of prompts
     and of resumed or preempted requests that other passes computed. A pass over all slots gives ``slots`` tokens at

@@ -77,6 +77,7 @@ def test_updates_reach_running_requests_from_any_iterable():
         run.step()
         run.update_params(form(host_leaves(version)), version)
     finish(run)
+    assert run.stats().preemptions == 0  # which would say that too many sequences run
     assert sorted(set(request.versions)) == [0, 1, 2, 3, 4]
     for i, (token, version) in enumerate(zip(request.tokens, request.versions, strict=True)):
         expected = oracle(ROUTED, request.ids, 0.8, seed=version)[len(PROMPT) - 1 + i, token]
@@ -140,3 +141,4 @@ def test_an_engine_that_gave_its_memory_back_goes_on_with_the_next_weights():
     assert live_bytes() == before and not run.has_work()
     run.update_params(named_leaves(weights(ROUTED, 3)), 2)
     check_last_token(run, request)
+    assert run.stats().preemptions == 0
