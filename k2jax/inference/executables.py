@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-import contextlib
 import functools
 import hashlib
 import math
@@ -17,6 +16,7 @@ import os
 from pathlib import Path
 import pickle
 import sys
+import threading
 import time
 from typing import Any
 
@@ -108,7 +108,7 @@ class Executables:
             pass
         except Exception as error:  # whatever an unpickler or the runtime make of a damaged file
             print(f"{path} cannot be read, and its program is compiled again: {error!r}", file=sys.stderr)
-        with _no_cache_of_jax():
+        with _no_cache_of_jax:
             compiled = function.lower(*arguments, **static).compile(compiler_options=options)
         try:
             write_atomic(path, pickle.dumps(serialize(compiled)))
@@ -130,7 +130,7 @@ class Executables:
 def folder_of_programs() -> Path | None:
     """Where programs of one device of this machine are kept: beside those of JAX, and only where JAX keeps its own."""
     folder = jax.config.jax_compilation_cache_dir
-    if not folder or not jax.config.jax_enable_compilation_cache or "://" in folder:
+    if not folder or not _no_cache_of_jax.wanted or "://" in folder:
         return None
     return Path(folder)
 
@@ -150,17 +150,40 @@ def _time(path: Path) -> float:
         return math.inf
 
 
-@contextlib.contextmanager
-def _no_cache_of_jax():
-    """Compiles anew: a program that JAX has read from its cache on a CPU cannot be written again without its code."""
-    enabled = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # it looks at the setting once
-    try:
-        yield
-    finally:
+class _NoCacheOfJax:
+    """Compiles anew: a program that JAX has read from its cache on a CPU cannot be written again without its code.
+
+    JAX's setting is of the process, in which several engines may compile at a time: the last of them restores it.
+    """
+
+    def __init__(self):
+        self._lock, self._inside, self._enabled = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._enabled = jax.config.jax_enable_compilation_cache
+                self._set(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._set(self._enabled)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether JAX keeps programs where no engine compiles."""
+        with self._lock:
+            return self._enabled if self._inside else jax.config.jax_enable_compilation_cache
+
+    def _set(self, enabled: bool) -> None:
         jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
+        compilation_cache.reset_cache()  # it looks at the setting once
+
+
+_no_cache_of_jax = _NoCacheOfJax()
 
 
 def _shapes(arguments: tuple) -> tuple:

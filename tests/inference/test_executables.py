@@ -53,13 +53,18 @@ def generated():
     return list(request.tokens), request.logprobs.tobytes()
 
 
-def forbid_compilation(monkeypatch):
-    @contextlib.contextmanager
-    def refuse():
-        raise AssertionError("a program is compiled")
-        yield
+class Refusing:
+    """Stands for what surrounds a compilation."""
 
-    monkeypatch.setattr(executables, "_no_cache_of_jax", refuse)
+    def __enter__(self):
+        raise AssertionError("a program is compiled")
+
+    def __exit__(self, *error):
+        pass
+
+
+def forbid_compilation(monkeypatch):
+    monkeypatch.setattr(executables, "_no_cache_of_jax", Refusing())
 
 
 def test_a_later_start_compiles_nothing_and_generates_the_same_bits(kept, folder, monkeypatch):
@@ -178,6 +183,19 @@ def test_nothing_is_kept_where_jax_keeps_nothing():
         finally:
             jax.config.update(name, before)
     assert executables.folder_of_programs() is not None
+
+
+def test_engines_that_compile_at_a_time_leave_jaxs_cache_as_it_was():
+    """The first to begin ends first; meanwhile another engine that opens still keeps its programs."""
+    surrounding = executables._no_cache_of_jax
+    assert jax.config.jax_enable_compilation_cache
+    with contextlib.ExitStack() as first:
+        first.enter_context(surrounding)
+        with surrounding:
+            first.close()
+            assert not jax.config.jax_enable_compilation_cache
+            assert executables.folder_of_programs() is not None
+    assert jax.config.jax_enable_compilation_cache
 
 
 @given(

@@ -209,7 +209,7 @@ class EngineLoad(Record):
         pages: share of the cache's pages that running sequences hold.
         running: sequences that run.
         waiting: sequences that wait for a slot or for pages.
-        preemptions: sequences that had to give their pages to others, so far; new weights take those of all, and do not count.
+        preemptions: sequences that had to give their pages to others, so far; see ``EngineStats``.
     """
 
     pages: float
