@@ -106,12 +106,12 @@ class _Ours:
         return list(await asyncio.gather(*(self._answer(kind, *each) for each in asked)))
 
     async def _answer(self, kind: str, text: str, more: Any = None) -> float:
-        encode, eos = self._tokenizer.encode, self._tokenizer.eos
+        encode, bos, eos = self._tokenizer.encode, self._tokenizer.bos, self._tokenizer.eos
         if kind == "generate_until":
             sampling = Sampling(max_tokens=more, temperature=0.0, stop_tokens=(eos,))
             return len((await self._client.generate(encode(text), sampling)).tokens)
         if kind == "loglikelihood_rolling":
-            return float((await self._client.score([eos, *encode(text)], 1)).sum(dtype=np.float64))
+            return float((await self._client.score([bos, *encode(text)], 1)).sum(dtype=np.float64))
         ids = encode(text + more)
         return float((await self._client.score(ids, len(encode(text)))).sum(dtype=np.float64))
 
@@ -133,7 +133,8 @@ def _lm_eval(opened: contextlib.ExitStack) -> Callable[[str, Any, list[list[Any]
         process.stdin.flush()
 
     def ask(kind: str, size: Any, asked: list[list[Any]]) -> list[Any]:
-        send([kind, size, asked])
+        with contextlib.suppress(BrokenPipeError):
+            send([kind, size, asked])
         line = process.stdout.readline()
         if not line:
             raise UserError("lm-eval has ended; its message is above")

@@ -32,7 +32,7 @@ from k2jax.rl.setup import open_rl
 
 WARM_UP = 12
 """Iterations that are not measured."""
-UNMEASURED = 20
+UNMEASURED = 40
 """Iterations of the run that compiles what the measured one may need."""
 SIZES = {"prompts": 8, "samples": 8, "slots": 64, "concurrency": 96, "max_length": 160}
 MAX_TOKENS = 128

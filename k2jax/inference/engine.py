@@ -225,7 +225,7 @@ class Engine:
 
     def _forget_cache(self) -> None:
         for sequence in reversed(self._scheduler.running[:]):
-            self._put_back(sequence)
+            self._preempt(sequence, for_pages=False)
         self.drop_prefixes()
 
     def drop_prefixes(self) -> None:
@@ -326,12 +326,8 @@ class Engine:
         ]
         return [sequence for sequence in chosen if sequence in running]
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Puts a sequence back for want of pages, which alone says that too many run."""
-        self._preemptions += 1
-        self._put_back(sequence)
-
-    def _put_back(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, for_pages: bool = True) -> None:
+        self._preemptions += for_pages  # which says that too many run; new weights put back however many there are
         self._release(sequence.request)
         sequence.request.state = State.WAITING
         self._waiting.appendleft(sequence.request)
