@@ -64,7 +64,7 @@ def measure(rounds: int = 10) -> list[Row]:
         os.sched_setaffinity(int(thread), {cores[0]})
     alone = iterations(rounds, cores[1], max_staleness=0, look_ahead=1)
     iterations(UNMEASURED, cores[1], max_staleness=2, look_ahead=2)
-    beside = iterations(rounds, cores[1], max_staleness=2, look_ahead=2)
+    beside = iterations(max(2, rounds), cores[1], max_staleness=2, look_ahead=2)
     rollout = statistics.median(each.waited for each in alone)
     update = statistics.median(each.whole - each.waited for each in alone)
     # A batch that is waited for and one that is complete alternate.
